@@ -1,0 +1,78 @@
+"""The tensors behind the cache blocks: write a step's keys and values, gather a request's.
+
+Layout, chosen for the vector kernels (glossary letters: G KV heads, D head size):
+
+    keys    [L, blocks, G, D / pack, block_size, pack]     a vector runs over positions
+    values  [L, blocks, G, block_size / pack, D, pack]     a vector runs over the head's elements
+
+`pack` is 2 for 16-bit formats, whose multiply-add instructions take pairs, and 1 for float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["CacheShape", "KVCache"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What determines the size of a cache."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def pack(self) -> int:
+        return 2 if self.dtype.itemsize == 2 else 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, keys and values together."""
+        elements = self.num_layers * self.num_kv_heads * self.head_size * self.block_size
+        return 2 * elements * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of every layer for a fixed number of blocks."""
+
+    def __init__(self, shape: CacheShape, num_blocks: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        pack, size, block = shape.pack, shape.head_size, shape.block_size
+        lead = (shape.num_layers, num_blocks, shape.num_kv_heads)
+        # Zeros, not empty: a kernel may multiply a stale position by a weight of zero, and zero
+        # times NaN is NaN. On the CPU the pages cost nothing until they are written.
+        self.keys = torch.zeros(
+            (*lead, size // pack, block, pack), dtype=shape.dtype, device=device
+        )
+        self.values = torch.zeros(
+            (*lead, block // pack, size, pack), dtype=shape.dtype, device=device
+        )
+
+    def write(self, layer: int, blocks: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store N positions. `blocks`, `offsets` [N] int64; `keys`, `values` [N, G, D]."""
+        pack = self.shape.pack
+        num_tokens, groups, size = keys.shape
+        self.keys[layer, blocks, :, :, offsets] = keys.reshape(num_tokens, groups, size // pack, pack)
+        self.values[layer, blocks, :, offsets // pack, :, offsets % pack] = values
+
+    def gather(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Read a request's first `length` positions: two [G, length, D] from its `blocks` [n]."""
+        groups, size = self.shape.num_kv_heads, self.shape.head_size
+        keys = self.keys[layer, blocks]  # [n, G, D/pack, block, pack]
+        keys = keys.permute(1, 0, 3, 2, 4).reshape(groups, -1, size)  # [G, n * block, D]
+        values = self.values[layer, blocks]  # [n, G, block/pack, D, pack]
+        values = values.permute(1, 0, 2, 4, 3).reshape(groups, -1, size)  # [G, n * block, D]
+        return keys[:, :length], values[:, :length]
+
+    def scrub(self, blocks: Tensor) -> None:
+        """Zero blocks in which a failed request may have left NaN."""
+        self.keys[:, blocks] = 0
+        self.values[:, blocks] = 0

@@ -1,0 +1,101 @@
+"""How the engine is set up. Frozen, validated once, never written again; unknown keys are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from .errors import ConfigError, refuse_unknown
+
+__all__ = ["MAX_DRAFT", "EngineConfig", "SpeculationConfig"]
+
+MAX_DRAFT = 64
+
+# The keys that vLLM's users write in --speculative-config, and ours.
+VLLM_KEYS = {"method": "drafter", "num_speculative_tokens": "max_draft"}
+
+
+class _Strict:
+    """Refuse unknown keywords with the nearest known one instead of a bare TypeError."""
+
+    __slots__ = ()
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        refuse_unknown(given, (each.name for each in fields(cls)), cls.__name__)  # type: ignore[arg-type]
+        return object.__new__(cls)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig(_Strict):
+    """Which drafter runs ahead, and how far."""
+
+    drafter: str = "auto"  # a registered name; "auto" picks; "none" is plain decoding
+    max_draft: int = 15  # most draft tokens per request and step
+    prompt_lookup_max: int = 4  # longest suffix that the n-gram drafter looks up, in tokens
+    prompt_lookup_min: int = 2  # shortest
+
+    def __post_init__(self) -> None:
+        _check_range("max_draft", self.max_draft, 0, MAX_DRAFT)
+        _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
+        _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 32)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min={self.prompt_lookup_min} is above "
+                f"prompt_lookup_max={self.prompt_lookup_max}"
+            )
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> SpeculationConfig:
+        """Build from a mapping in forerun's or vLLM's key names; unknown keys are refused."""
+        known = [each.name for each in fields(cls)]
+        refuse_unknown(options, [*known, *VLLM_KEYS], "the speculative config")
+        ours = {VLLM_KEYS.get(key, key): value for key, value in options.items()}
+        if len(ours) < len(options):
+            raise ConfigError("the speculative config names one setting twice, in two spellings")
+        return cls(**ours)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(_Strict):
+    """How the engine runs a model."""
+
+    device: str = "auto"  # auto, cpu, cuda, cuda:N
+    dtype: str = "auto"  # auto, bfloat16, float16, float32
+    max_model_len: int | None = None  # tokens; None: what the model was trained for, at most 8192
+    max_num_seqs: int = 64  # requests that run at once
+    max_num_batched_tokens: int = 512  # token budget of a step
+    kv_cache_tokens: int | None = None  # None: from the memory at hand
+    block_size: int = 32  # positions per cache block
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None  # None: the processors this process may use
+    kernels: str = "auto"  # auto, torch, numba: who computes what lies between linear layers
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, ("auto", "bfloat16", "float16", "float32"))
+        _check_choice("kernels", self.kernels, ("auto", "torch", "numba"))
+        _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)
+        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        _check_range("block_size", self.block_size, 1, 1024)
+        for name in ("max_model_len", "kv_cache_tokens", "num_threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_range(name, value, 1, 1 << 40)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is under "
+                f"max_num_seqs={self.max_num_seqs}: some request could never take a step"
+            )
+
+
+def _check_range(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r} is not an integer")
+    if not low <= value <= high:
+        raise ConfigError(f"{name}={value} is outside {low}..{high}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(choices)}")

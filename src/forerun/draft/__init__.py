@@ -1,0 +1,1 @@
+"""Drafters: whatever guesses the next tokens. See `base` for the contract and the registry."""

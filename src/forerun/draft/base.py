@@ -1,0 +1,102 @@
+"""What a drafter is, how one is found by name, and the drafter that proposes nothing.
+
+A drafter guesses; it decides nothing. Whatever it proposes, the output distribution stays the
+target's, so a drafter may be wrong, late or broken, but never dangerous: an error in it ends in
+plain decoding for that request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ..config import SpeculationConfig
+from ..errors import ConfigError, nearest_name
+from ..types import DraftRequest, Proposal, RequestOutcome
+
+__all__ = ["Abilities", "Drafter", "NoDrafter", "drafter_names", "make_drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a drafter needs and gives. Data, so that nobody asks which class it is."""
+
+    needs_features: bool = False  # wants the target's hidden states in `observe`
+    gives_probs: bool = False  # samples its drafts and returns their probabilities
+    gives_trees: bool = False  # proposes several paths for one pass
+    cost_class: str = "free"  # "free": host look-ups; "pass": runs a network
+
+
+class Drafter(Protocol):
+    """The life of a request as a drafter sees it: start, then propose and observe, then finish.
+
+    A drafter keeps its own state up to date from `DraftRequest.tokens`: whatever it has not
+    seen of them it catches up on before it predicts.
+    """
+
+    @property
+    def abilities(self) -> Abilities: ...
+
+    def start(self, request: DraftRequest) -> None:
+        """Notice a new request. Called once, before anything is proposed for it."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
+        """Guess up to `max_draft` next tokens for each request, in order; 0 tokens is fine."""
+
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+        """Hear what became of a step. `features` only where `needs_features`."""
+
+    def finish(self, request_id: int) -> None:
+        """Drop all state of a request, however it ended."""
+
+
+class NoDrafter:
+    """Propose nothing: plain decoding is speculation with empty drafts, not a second path."""
+
+    abilities = Abilities()
+
+    def start(self, request: DraftRequest) -> None:
+        """Keep nothing."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
+        return Proposal.empty(len(requests))
+
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+        """Learn nothing."""
+
+    def finish(self, request_id: int) -> None:
+        """Drop nothing."""
+
+
+def _none(config: SpeculationConfig) -> Drafter:
+    return NoDrafter()
+
+
+def _ngram(config: SpeculationConfig) -> Drafter:
+    from .ngram import NgramDrafter  # noqa: PLC0415  (a drafter not in use costs nothing)
+
+    return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+
+
+_FACTORIES: Mapping[str, Callable[[SpeculationConfig], Drafter]] = {
+    "auto": _ngram,  # the only one that needs no training and no second model
+    "ngram": _ngram,
+    "none": _none,
+}
+
+
+def drafter_names() -> list[str]:
+    """List the names that `make_drafter` knows."""
+    return sorted(_FACTORIES)
+
+
+def make_drafter(config: SpeculationConfig) -> Drafter:
+    """Build the drafter that the configuration names; a draft length of 0 means none."""
+    if config.drafter not in _FACTORIES:
+        raise ConfigError(
+            f"unknown drafter {config.drafter!r}; {nearest_name(config.drafter, _FACTORIES)}"
+        )
+    return _none(config) if config.max_draft == 0 else _FACTORIES[config.drafter](config)

@@ -1,0 +1,88 @@
+"""Prompt look-up: guess that what followed the last few tokens before will follow them again.
+
+The draft is copied from the request's own tokens, never from another request's. The index grows
+with the tokens: a step costs the same at 100 tokens of context as at 100,000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..types import DraftRequest, Proposal, RequestOutcome
+from .base import Abilities
+
+__all__ = ["NgramDrafter", "NgramIndex", "continuation"]
+
+
+class NgramDrafter:
+    """Longest suffix first, from `longest` down to `shortest` tokens; its latest occurrence."""
+
+    abilities = Abilities()
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._shortest = shortest
+        self._longest = longest
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def start(self, request: DraftRequest) -> None:
+        self._indexes[request.request_id] = NgramIndex(self._shortest, self._longest)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
+        return Proposal.from_lists([self._guess(request) for request in requests])
+
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+        """Learn nothing here: the tokens themselves tell, when the next guess is due."""
+
+    def finish(self, request_id: int) -> None:
+        self._indexes.pop(request_id, None)
+
+    def _guess(self, request: DraftRequest) -> list[int]:
+        if request.max_draft == 0:
+            return []
+        index = self._indexes[request.request_id]
+        index.extend(request.tokens)
+        place = index.find(request.tokens)
+        return [] if place is None else continuation(request.tokens, place, request.max_draft)
+
+
+class NgramIndex:
+    """Where each run of `shortest` to `longest` tokens last occurred with something after it."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._sizes = range(shortest, longest + 1)
+        # One table per length: run of tokens -> position of the token that followed it.
+        self._followers: list[dict[tuple[int, ...], int]] = [{} for _ in self._sizes]
+        self._num_indexed = 0  # tokens whose preceding runs are in the tables
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Index the tokens that were added since the last call; later occurrences win."""
+        for place in range(max(1, self._num_indexed), len(tokens)):
+            window = tuple(tokens[max(0, place - self._sizes[-1]) : place])
+            for size, table in zip(self._sizes, self._followers, strict=True):
+                if size > len(window):
+                    break
+                table[window[-size:]] = place
+        self._num_indexed = len(tokens)
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Find what followed the longest known suffix: [7, 8, 9, 7, 8] -> 2, the place of 9."""
+        window = tuple(tokens[-self._sizes[-1] :])
+        for size, table in zip(reversed(self._sizes), reversed(self._followers), strict=True):
+            if size <= len(window):
+                place = table.get(window[-size:])
+                if place is not None:
+                    return place
+        return None
+
+
+def continuation(tokens: Sequence[int], place: int, count: int) -> list[int]:
+    """Copy `count` tokens from `place` on, running into the copy itself where the text ends.
+
+    [1, 2, 1, 2], place 2, count 5 -> [1, 2, 1, 2, 1]: a repetition is guessed to go on.
+    """
+    draft = list(tokens[place : place + count])
+    while len(draft) < count:
+        draft.append(draft[len(draft) - (len(tokens) - place)])
+    return draft

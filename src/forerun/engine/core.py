@@ -1,0 +1,215 @@
+"""The step: plan, draft, verify, accept, commit. One thread calls it; nothing here waits.
+
+    plan      = scheduler.schedule()      which requests, how many tokens each
+    proposal  = drafter.propose(...)      guesses for those that have caught up
+    logits    = runner.forward(...)       one pass of the target over all of it
+    outcome   = accept_samples(...)       keep guesses while the target's own sample equals them
+    events    = commit                    append up to a stop, truncate, free
+    drafter.observe(...)                  the drafter hears what became of its guesses
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..draft.base import Drafter
+from ..errors import CapacityError, ForerunError, InvalidLogits
+from ..sampling import FilterParams, Stream, accept_samples, bad_rows, sample_tokens, uniforms
+from ..types import FinishReason, Outcome, Proposal, RequestOutcome, TokenEvent
+from .batch import build_batch, row_positions
+from .guard import GuardedDrafter
+from .request import Request
+from .runner import TargetRunner
+from .scheduler import Plan, PlanEntry, Scheduler
+
+__all__ = ["EngineCore"]
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Requests in, events out, one step at a time."""
+
+    def __init__(self, runner: TargetRunner, scheduler: Scheduler, drafter: Drafter) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._drafter = GuardedDrafter(drafter, runner.vocab_size)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+
+    def add(self, request: Request) -> None:
+        """Take a request in; it joins at the next step."""
+        self._drafter.start(request)
+        self._scheduler.add(request)
+
+    def cancel(self, request_id: int) -> TokenEvent | None:
+        """End a request between two steps and free what it holds; None if it had ended."""
+        request = self._scheduler.find(request_id)
+        if request is None:
+            return None
+        self._scheduler.end(request, FinishReason.CANCELLED)
+        self._drafter.finish(request_id)
+        text = request.detokenizer.finish()
+        return TokenEvent(request_id, (), text, 0, FinishReason.CANCELLED)
+
+    def step(self) -> list[TokenEvent]:
+        """Do one pass and say what each request got from it."""
+        begin_s = time.perf_counter()
+        plan = self._scheduler.schedule(begin_s)
+        if not plan.entries:
+            return []
+        sampling = plan.sampling
+        proposal = self._drafter.propose([(each.request, each.max_draft) for each in sampling])
+        drafted_s = time.perf_counter()
+        try:
+            batch = build_batch(plan, proposal, self._runner.device)
+            logits, features = self._runner.forward(batch)
+            outcome, broken = decide(plan, proposal, logits)
+        except Exception as error:  # noqa: BLE001  (whatever it is, others must go on)
+            return self._fail_step(plan, error)
+        verified_s = time.perf_counter()
+        events, heard = self._commit(plan, proposal, outcome, broken, verified_s)
+        self._drafter.observe(heard, features)
+        end_s = time.perf_counter()
+        for entry in plan.entries:
+            entry.request.counters.count_time(
+                draft_s=drafted_s - begin_s,
+                verify_s=verified_s - drafted_s,
+                host_s=end_s - verified_s,
+            )
+        return events
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps; for tests and for idle moments."""
+        self._scheduler.check_integrity()
+        self._drafter.check_integrity({each.request_id for each in self._scheduler.unfinished()})
+
+    def _commit(
+        self, plan: Plan, proposal: Proposal, outcome: Outcome, broken: list[bool], now_s: float
+    ) -> tuple[list[TokenEvent], list[RequestOutcome]]:
+        for entry in plan.entries:
+            if not entry.samples:
+                self._scheduler.commit(entry, (), now_s, None)
+        events, heard = [], []
+        columns = (
+            proposal.tokens.tolist(),
+            proposal.lengths.tolist(),
+            outcome.num_accepted.tolist(),
+            outcome.next_tokens.tolist(),
+        )
+        rows = zip(plan.sampling, *columns, broken, strict=True)
+        for entry, draft, num_drafted, num_accepted, next_token, is_broken in rows:
+            if is_broken:
+                events.append(self._fail(entry.request, _nan_error(entry), scrub=True))
+                continue
+            candidates = [*draft[:num_accepted], next_token]
+            block = _cut_at_stop(entry.request, candidates)
+            emitted = tuple(candidates[: block.num_emitted])
+            kept = min(num_accepted, len(emitted))
+            entry.request.counters.count_step(num_drafted, kept, len(emitted))
+            self._scheduler.commit(entry, emitted, now_s, block.finish_reason)
+            request_id, finished = entry.request.request_id, block.finish_reason is not None
+            events.append(TokenEvent(request_id, emitted, block.text, kept, block.finish_reason))
+            heard.append(RequestOutcome(request_id, num_drafted, kept, emitted, finished))
+        for event in events:
+            if event.finish_reason is not None:
+                self._drafter.finish(event.request_id)
+        return events, heard
+
+    def _fail(self, request: Request, error: ForerunError, *, scrub: bool) -> TokenEvent:
+        blocks = self._scheduler.end(request, FinishReason.ERROR, discard=scrub)
+        if scrub:
+            self._runner.scrub(blocks)
+        text = request.detokenizer.finish()
+        return TokenEvent(request.request_id, (), text, 0, FinishReason.ERROR, error)
+
+    def _fail_step(self, plan: Plan, error: Exception) -> list[TokenEvent]:
+        """End the requests of a pass that could not be done; the others go on."""
+        logger.error("a pass over %d requests failed", len(plan.entries), exc_info=error)
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            wrapped: ForerunError = CapacityError(
+                "a pass ran out of memory; lower max_num_batched_tokens, max_num_seqs or "
+                "kv_cache_tokens"
+            )
+        else:
+            wrapped = ForerunError(f"a pass failed: {type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        events = []
+        for entry in plan.entries:
+            events.append(self._fail(entry.request, wrapped, scrub=False))
+            self._drafter.finish(entry.request.request_id)
+        return events
+
+
+def decide(plan: Plan, proposal: Proposal, logits: Tensor) -> tuple[Outcome, list[bool]]:
+    """Sample the target's own token in each row of logits [M, V], and accept drafts against it.
+
+    The second part says for each sampling request whether its logits hold NaN or infinity.
+    """
+    sampling = plan.sampling
+    lengths = proposal.lengths.tolist()
+    counts = proposal.lengths + 1  # [B] rows of each request
+    requests = [entry.request for entry in sampling]
+    params = FilterParams.from_params([each.params for each in requests])
+    params = params.repeat(counts, len(logits))
+    if params.all_greedy:
+        noise = torch.zeros(len(logits), dtype=torch.float64)
+    else:
+        seeds = torch.tensor([_signed(each.seed) for each in requests]).repeat_interleave(counts)
+        noise = uniforms(
+            seeds.numpy().view("uint64"), row_positions(plan, lengths), Stream.TARGET
+        )
+    samples = sample_tokens(logits, params, noise)
+    owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    broken = torch.zeros(len(counts), dtype=torch.bool)
+    broken[owners[bad_rows(logits)]] = True
+    return accept_samples(samples, proposal), broken.tolist()
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as torch can hold them."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    num_emitted: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+def _cut_at_stop(request: Request, candidates: Sequence[int]) -> _Block:
+    """Go through a block token by token, and end it exactly where the request ends.
+
+    A stop token is emitted but has no text; a stop string's text is cut before it.
+    """
+    detokenizer = request.detokenizer
+    text: list[str] = []
+    for index, token in enumerate(candidates):
+        count = index + 1
+        if token in request.stop_ids:
+            return _Block(count, "".join([*text, detokenizer.finish()]), FinishReason.STOP)
+        text.append(detokenizer.push(token))
+        if detokenizer.stopped is not None:
+            return _Block(count, "".join(text), FinishReason.STOP)
+        if count == request.num_remaining:
+            text.append(detokenizer.finish())
+            return _Block(count, "".join(text), FinishReason.LENGTH)
+    return _Block(len(candidates), "".join(text), None)
+
+
+def _nan_error(entry: PlanEntry) -> InvalidLogits:
+    request = entry.request
+    return InvalidLogits(
+        f"the model gave NaN or infinite logits at position {len(request.tokens)} "
+        f"(step {request.counters.num_steps + 1}) of request {request.request_id}; "
+        "check the weights, or try dtype='float32'"
+    )

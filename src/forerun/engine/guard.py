@@ -1,0 +1,114 @@
+"""Between the engine and a drafter: a draft can fail, an answer cannot.
+
+What a drafter raises, or returns that makes no sense, ends in plain decoding for the request
+concerned, counted by reason. The others of the batch keep their drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..draft.base import Drafter
+from ..types import DraftRequest, Proposal, RequestOutcome
+from .request import Request
+
+__all__ = ["GuardedDrafter"]
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedDrafter:
+    """A drafter whose every failure is caught, counted and answered with no draft."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        self._alive: dict[int, Request] = {}
+
+    def start(self, request: Request) -> None:
+        """Introduce a request to the drafter."""
+        self._alive[request.request_id] = request
+        try:
+            self._drafter.start(request.draft_view(0))
+        except Exception:
+            self._give_up(request, "start_failed")
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> Proposal:
+        """Ask for drafts of at most the given lengths. One that fails alone fails alone."""
+        views = [request.draft_view(max_draft) for request, max_draft in wanted]
+        asked = [view for view in views if view.max_draft > 0]
+        drafts = self._ask(asked) if asked else {}
+        return Proposal.from_lists([drafts.get(view.request_id, []) for view in views])
+
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+        """Tell the drafter what became of a step."""
+        try:
+            self._drafter.observe(outcomes, features)
+        except Exception:
+            for outcome in outcomes:
+                request = self._alive.get(outcome.request_id)
+                if request is not None:
+                    self._give_up(request, "observe_failed")
+
+    def finish(self, request_id: int) -> None:
+        """Have the drafter drop a request."""
+        request = self._alive.pop(request_id)
+        try:
+            self._drafter.finish(request_id)
+        except Exception:
+            self._give_up(request, "finish_failed")
+
+    def check_integrity(self, unfinished: set[int]) -> None:
+        """Assert that exactly the unfinished requests are known here."""
+        assert set(self._alive) == unfinished, "a finished request was never taken from the drafter"
+
+    def _ask(self, views: Sequence[DraftRequest]) -> dict[int, list[int]]:
+        try:
+            proposal = self._drafter.propose(views)
+            reasons = [find_fault(proposal, views, index, self._vocab_size) for index in range(len(views))]
+        except Exception:
+            if len(views) == 1:
+                self._give_up(self._alive[views[0].request_id], "propose_failed")
+                return {}
+            # Ask for each alone, to learn whose it is.
+            return {key: draft for view in views for key, draft in self._ask([view]).items()}
+        drafts = {}
+        rows = zip(views, proposal.tokens.tolist(), proposal.lengths.tolist(), reasons, strict=True)
+        for view, row, length, reason in rows:
+            if reason is None:
+                drafts[view.request_id] = row[: min(length, view.max_draft)]
+            else:
+                self._give_up(self._alive[view.request_id], reason)
+        return drafts
+
+    def _give_up(self, request: Request, reason: str) -> None:
+        """Decode a request plainly from now on. Called inside the handler, for the traceback."""
+        request.drafting = False
+        request.counters.count_fault(reason)
+        logger.warning(
+            "drafter failed (%s); request %d goes on without", reason, request.request_id, exc_info=True
+        )
+
+
+def find_fault(
+    proposal: Proposal, views: Sequence[DraftRequest], index: int, vocab_size: int
+) -> str | None:
+    """Say what is wrong with one row of a proposal; a draft that is merely too long is not.
+
+    Raises:
+        ValueError: the proposal as a whole does not fit the batch.
+    """
+    count, width = proposal.tokens.shape
+    if count != len(views) or proposal.lengths.shape != (count,):
+        raise ValueError(f"{count} drafts for {len(views)} requests")
+    length = int(proposal.lengths[index])
+    if not 0 <= length <= width:
+        return "bad_length"
+    drafted = proposal.tokens[index, :length]
+    if bool(torch.any((drafted < 0) | (drafted >= vocab_size))):
+        return "token_outside_vocabulary"
+    return None

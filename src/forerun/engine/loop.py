@@ -1,0 +1,107 @@
+"""The thread that steps the engine, and the mailboxes between it and its callers.
+
+Everything that touches requests runs in this one thread; callers post commands and read events.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from ..errors import EngineClosed
+from ..types import FinishReason, TokenEvent
+from .core import EngineCore
+from .request import Request
+
+__all__ = ["EngineLoop", "Sink"]
+
+logger = logging.getLogger(__name__)
+
+# Receives a request's events, in the loop's thread; must not block and must not raise.
+Sink = Callable[[TokenEvent], None]
+
+
+class EngineLoop:
+    """Steps while there is work, sleeps while there is none."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._sinks: dict[int, Sink] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Start a request; its events go to `sink` until one has a finish reason."""
+        self._post(lambda: self._add(request, sink))
+
+    def cancel(self, request_id: int) -> None:
+        """End a request within one step. One that has ended already is left alone."""
+        self._post(lambda: self._cancel(request_id))
+
+    def close(self) -> None:
+        """End everything that runs, and the thread. Calling it again does nothing."""
+        self._closed.set()
+        self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        if self._closed.is_set():
+            raise EngineClosed("the engine is closed; make a new one")
+        self._commands.put(command)
+
+    def _run(self) -> None:
+        try:
+            while self._obey(wait=not self._core.has_work):
+                for event in self._core.step():
+                    self._deliver(event)
+        except Exception as error:
+            logger.critical("the engine's thread died", exc_info=True)
+            self._end_all(EngineClosed(f"the engine died: {type(error).__name__}: {error}"))
+        else:
+            self._end_all(EngineClosed("the engine was closed while the request ran"))
+
+    def _obey(self, *, wait: bool) -> bool:
+        """Carry out what was posted; false once the loop is to end."""
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            wait = wait and not self._core.has_work
+
+    def _add(self, request: Request, sink: Sink) -> None:
+        self._sinks[request.request_id] = sink
+        self._core.add(request)
+
+    def _cancel(self, request_id: int) -> None:
+        event = self._core.cancel(request_id)
+        if event is not None:
+            self._deliver(event)
+
+    def _deliver(self, event: TokenEvent) -> None:
+        sink = self._sinks[event.request_id]
+        if event.finish_reason is not None:
+            del self._sinks[event.request_id]
+        sink(event)
+
+    def _end_all(self, error: EngineClosed) -> None:
+        self._closed.set()
+        # A command posted between the last look and this flag would wait for ever.
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                break
+            if command is not None:
+                command()
+        for request_id, sink in list(self._sinks.items()):
+            sink(TokenEvent(request_id, (), "", 0, FinishReason.ERROR, error))
+        self._sinks.clear()

@@ -1,0 +1,102 @@
+"""One generation from arrival to end: its tokens, its place in the cache, its counters.
+
+    tokens   [0, num_prompt)            the prompt
+             [num_prompt, len)          committed output
+    cache    [0, num_computed)          valid keys and values; full blocks may be shared
+             [num_computed, blocks end) ours alone: drafted or not yet written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..cache.blocks import hash_block
+from ..params import SamplingParams
+from ..text import IncrementalDetokenizer
+from ..types import DraftRequest, FinishReason
+from .stats import Counters, RequestStats
+
+__all__ = ["Request"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The mutable state of a generation. Only the scheduler writes it."""
+
+    request_id: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    seed: int  # the one that noise is keyed by: the request's own, or a fresh one
+    stop_ids: frozenset[int]  # end-of-text (unless ignored) and the request's stop tokens
+    max_tokens: int  # output tokens, already cut to what the context holds
+    detokenizer: IncrementalDetokenizer
+    arrival_s: float
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)  # of full blocks of tokens, as far as known
+    num_published: int = 0
+    drafting: bool = True  # false after its drafter failed
+    finish_reason: FinishReason | None = None
+    counters: Counters = field(default_factory=Counters)
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose keys and values are still to be computed; at least 1 while it runs."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Output tokens that it may still get."""
+        return self.max_tokens - self.num_output
+
+    @property
+    def output_tokens(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    def block_hashes(self, block_size: int, num_blocks: int) -> list[bytes]:
+        """Hash the first `num_blocks` full blocks of tokens; each is hashed once."""
+        for index in range(len(self.hashes), num_blocks):
+            parent = self.hashes[-1] if self.hashes else b""
+            chunk: Sequence[int] = self.tokens[index * block_size : (index + 1) * block_size]
+            assert len(chunk) == block_size, "only full blocks of committed tokens are hashed"
+            self.hashes.append(hash_block(parent, chunk))
+        return self.hashes[:num_blocks]
+
+    def draft_view(self, max_draft: int) -> DraftRequest:
+        """Show a drafter what it may see. The list is shared, not copied: O(1) per step."""
+        return DraftRequest(self.request_id, self.tokens, max_draft if self.drafting else 0)
+
+    def snapshot(self, now_s: float) -> RequestStats:
+        """Freeze the counters."""
+        counts = self.counters
+        first = self.first_token_s if self.first_token_s is not None else now_s
+        last = self.last_token_s if self.last_token_s is not None else now_s
+        started = self.scheduled_s if self.scheduled_s is not None else now_s
+        return RequestStats(
+            num_prompt_tokens=self.num_prompt,
+            num_steps=counts.num_steps,
+            num_drafts=counts.num_drafts,
+            num_drafted=counts.num_drafted,
+            num_accepted=counts.num_accepted,
+            num_emitted=counts.num_emitted,
+            offered_by_position=tuple(counts.offered_by_position),
+            accepted_by_position=tuple(counts.accepted_by_position),
+            num_cached_tokens=counts.num_cached_tokens,
+            num_preemptions=counts.num_preemptions,
+            drafter_faults=dict(counts.drafter_faults),
+            queue_s=started - self.arrival_s,
+            ttft_s=first - self.arrival_s,
+            e2e_s=last - self.arrival_s,
+            draft_s=counts.draft_s,
+            verify_s=counts.verify_s,
+            host_s=counts.host_s,
+        )

@@ -1,0 +1,36 @@
+"""The target on its device with its cache: one pass over a step's tokens. Verifying is no more."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..cache.kv_cache import KVCache
+from ..model.transformer import Decoder
+from ..types import ForwardInput
+
+__all__ = ["TargetRunner"]
+
+
+class TargetRunner:
+    """Runs passes and knows nothing of requests."""
+
+    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int) -> None:
+        self._decoder = decoder
+        self._cache = KVCache(decoder.cache_shape(block_size), num_blocks, decoder.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._decoder.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.config.vocab_size
+
+    def forward(self, step: ForwardInput) -> tuple[Tensor, Tensor | None]:
+        """Compute logits [M, V] float32 of the rows asked for, and features (None: not captured)."""
+        return self._decoder.forward(step, self._cache), None
+
+    def scrub(self, blocks: list[int]) -> None:
+        """Zero blocks in which a failed request may have left NaN."""
+        self._cache.scrub(torch.tensor(blocks, dtype=torch.int64, device=self.device))

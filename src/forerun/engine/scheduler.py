@@ -1,0 +1,268 @@
+"""Which requests step, with how many tokens each, and what becomes of the result.
+
+There is no prefill phase and no decode phase: a request has tokens and a number of computed
+positions, and a step lets it catch up, in pieces if need be; one that has caught up may run
+ahead by a draft. When the cache is full the youngest request gives up its blocks and computes
+them again later. Drafts never push anybody out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..cache.blocks import BlockPool
+from ..types import FinishReason
+from .request import Request
+
+__all__ = ["Plan", "PlanEntry", "Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """One request's part of a step: tokens [start, start + num_tokens), then up to max_draft."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    max_draft: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the request's last token, so that its logits say the next."""
+        return self.start + self.num_tokens == len(self.request.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the coming step computes."""
+
+    entries: tuple[PlanEntry, ...]
+
+    @property
+    def sampling(self) -> tuple[PlanEntry, ...]:
+        return tuple(entry for entry in self.entries if entry.samples)
+
+
+class Scheduler:
+    """Owns the requests and their blocks."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        token_budget: int,
+        max_model_len: int,
+        max_draft: int,
+        share_prefixes: bool,
+    ) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._token_budget = token_budget
+        self._max_model_len = max_model_len
+        self._max_draft = max_draft
+        self._share_prefixes = share_prefixes
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # oldest first
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. It starts at the next step that has room for it."""
+        self._waiting.append(request)
+
+    def find(self, request_id: int) -> Request | None:
+        """Find an unfinished request."""
+        every = (*self._running, *self._waiting)
+        return next((each for each in every if each.request_id == request_id), None)
+
+    def unfinished(self) -> list[Request]:
+        """List all requests that have not ended, running ones first."""
+        return [*self._running, *self._waiting]
+
+    def schedule(self, now_s: float) -> Plan:
+        """Choose the coming step's tokens and make room in the cache for them."""
+        planned: dict[int, int] = {}  # request id -> tokens to catch up on
+        # Those who only need one token come first: a long prompt must not stop the others.
+        decoding = [each for each in self._running if each.num_pending == 1]
+        catching_up = [each for each in self._running if each.num_pending > 1]
+        budget = self._token_budget - self._plan_running(decoding, self._token_budget, planned)
+        # Nor does it stop their drafts, which may take a quarter of a step.
+        reserve = min(len(decoding) * self._max_draft, budget // 4)
+        budget -= self._plan_running(catching_up, budget - reserve, planned)
+        budget -= self._admit(planned, budget - reserve, now_s)
+        return Plan(tuple(self._with_drafts(planned, budget)))
+
+    def _plan_running(self, requests: list[Request], budget: int, planned: dict[int, int]) -> int:
+        """Plan running requests within a budget: tokens of it that they take."""
+        used = 0
+        for request in requests:
+            count = min(request.num_pending, budget - used)
+            # One may have been preempted to make room for an earlier one.
+            if count and request in self._running and self._make_room(request, count, planned):
+                planned[request.request_id] = count
+                used += count
+        return used
+
+    def commit(
+        self, entry: PlanEntry, emitted: Sequence[int], now_s: float, finish: FinishReason | None
+    ) -> None:
+        """Append what a step gave a request, keep the valid part of its cache, free the rest.
+
+        `emitted` holds the accepted draft tokens and the target's own, cut at a stop; it is
+        empty for a request that is still catching up.
+        """
+        request = entry.request
+        request.tokens.extend(emitted)
+        # Accepted drafts were computed in this step; the target's own token was not.
+        own = 1 if emitted else 0
+        request.num_computed = entry.start + entry.num_tokens + len(emitted) - own
+        if emitted:
+            request.last_token_s = now_s
+            if request.first_token_s is None:
+                request.first_token_s = now_s
+        self._publish(request)
+        if finish is not None:
+            self.end(request, finish)
+            return
+        self._release_beyond(request, request.num_computed)
+
+    def end(self, request: Request, reason: FinishReason, *, discard: bool = False) -> list[int]:
+        """Take a request out, whatever state it is in, and free its blocks: those it had.
+
+        `discard` makes sure that nobody finds its blocks by hash: they may hold NaN.
+        """
+        request.finish_reason = reason
+        if request in self._running:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        blocks, request.blocks = request.blocks, []
+        if discard:
+            self._pool.forget(blocks)
+        self._pool.release(blocks)
+        return blocks
+
+    def check_integrity(self) -> None:
+        """Assert that blocks are owned exactly by running requests, and cover what is computed."""
+        self._pool.check_integrity(request.blocks for request in self.unfinished())
+        for request in self._waiting:
+            assert not request.blocks, f"request {request.request_id} holds blocks while it waits"
+        for request in self._running:
+            assert request.num_pending >= 1, f"request {request.request_id} has nothing to compute"
+            needed = self._blocks_for(request.num_computed)
+            assert len(request.blocks) == needed, (
+                f"request {request.request_id} has {len(request.blocks)} blocks for "
+                f"{request.num_computed} computed positions; {needed} hold them"
+            )
+
+    def _with_drafts(self, planned: dict[int, int], budget: int) -> list[PlanEntry]:
+        """Complete the plan: whoever catches up may draft, as far as budget and blocks go."""
+        requests = [each for each in self._running if each.request_id in planned]
+        entries = []
+        for index, request in enumerate(requests):
+            count = planned[request.request_id]
+            max_draft = 0
+            if request.num_computed + count == len(request.tokens):
+                share = budget // (len(requests) - index)
+                max_draft = self._room_to_draft(request, min(share, self._max_draft))
+                budget -= max_draft
+            entries.append(PlanEntry(request, request.num_computed, count, max_draft))
+        return entries
+
+    def _room_to_draft(self, request: Request, wish: int) -> int:
+        """Cut a draft length to what can still be used, and allocate blocks that are to spare."""
+        length = len(request.tokens)
+        usable = min(wish, request.num_remaining - 1, self._max_model_len - length - 1)
+        if not request.drafting or usable <= 0:
+            return 0
+        while usable > 0:
+            missing = self._blocks_for(length + usable) - len(request.blocks)
+            if missing <= self._pool.num_free:
+                request.blocks.extend(self._pool.allocate(max(0, missing)) or [])
+                return usable
+            usable = (len(request.blocks) + self._pool.num_free) * self._pool.block_size - length
+        return 0
+
+    def _make_room(self, request: Request, count: int, planned: dict[int, int]) -> bool:
+        """Allocate blocks for `count` more positions, preempting the youngest while needed."""
+        while True:
+            missing = self._blocks_for(request.num_computed + count) - len(request.blocks)
+            blocks = self._pool.allocate(max(0, missing))
+            if blocks is not None:
+                request.blocks.extend(blocks)
+                return True
+            # Not one that this step already counts on, unless nobody else is left.
+            spare = [each for each in self._running if each.request_id not in planned]
+            victim = spare[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self._pool.release(request.blocks)
+        request.blocks = []
+        request.num_computed = 0
+        request.num_published = 0
+        request.counters.num_preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _admit(self, planned: dict[int, int], budget: int, now_s: float) -> int:
+        """Start waiting requests while there is room: tokens of the budget that they take."""
+        used = 0
+        while self._waiting and len(self._running) < self._max_num_seqs and used < budget:
+            request = self._waiting[0]
+            shared = self._find_prefix(request)
+            self._pool.share(shared)
+            computed = len(shared) * self._pool.block_size
+            count = min(len(request.tokens) - computed, budget - used)
+            blocks = self._pool.allocate(self._blocks_for(computed + count) - len(shared))
+            if blocks is None:
+                self._pool.release(shared)
+                break
+            self._waiting.popleft()
+            self._running.append(request)
+            request.blocks = [*shared, *blocks]
+            request.num_computed = computed
+            request.num_published = len(shared)
+            if request.scheduled_s is None:
+                request.scheduled_s = now_s
+                request.counters.num_cached_tokens = computed
+            planned[request.request_id] = count
+            used += count
+        return used
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        """Find computed blocks with the same beginning; the last token is always computed anew."""
+        if not self._share_prefixes:
+            return []
+        size = self._pool.block_size
+        return self._pool.find_prefix(
+            request.block_hashes(size, (len(request.tokens) - 1) // size)
+        )
+
+    def _publish(self, request: Request) -> None:
+        if not self._share_prefixes:
+            return
+        num_full = request.num_computed // self._pool.block_size
+        hashes = request.block_hashes(self._pool.block_size, num_full)
+        for index in range(request.num_published, num_full):
+            self._pool.publish(request.blocks[index], hashes[index])
+        request.num_published = num_full
+
+    def _release_beyond(self, request: Request, num_positions: int) -> None:
+        needed = self._blocks_for(num_positions)
+        self._pool.release(request.blocks[needed:])
+        del request.blocks[needed:]
+
+    def _blocks_for(self, num_positions: int) -> int:
+        return -(-num_positions // self._pool.block_size)

@@ -1,0 +1,138 @@
+"""From a model's files and a configuration to a runner and a scheduler that fit this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from ..cache.blocks import BlockPool
+from ..cache.kv_cache import CacheShape
+from ..config import EngineConfig
+from ..device import available_cpus, choose_device, choose_dtype
+from ..errors import CapacityError, ConfigError
+from ..model.loader import ModelFiles
+from ..model.transformer import Decoder
+from .runner import TargetRunner
+from .scheduler import Scheduler
+
+__all__ = ["Machinery", "set_up"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 8192  # longest context unless asked for more: its cache is paid for
+MAX_DEFAULT_CACHE_BYTES = 4 << 30
+CPU_CACHE_SHARE = 0.25  # of free memory
+CUDA_CACHE_SHARE = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What an engine runs on, and what was chosen for it."""
+
+    runner: TargetRunner
+    scheduler: Scheduler
+    max_model_len: int
+    device: torch.device
+    dtype: torch.dtype
+    kernels: str
+    num_threads: int
+    kv_cache_tokens: int
+
+
+def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
+    """Load the weights and allocate the cache.
+
+    Raises:
+        ConfigError: a setting does not fit the model.
+        CapacityError: the cache cannot hold one request of the longest context.
+    """
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    num_threads = _set_threads(config.num_threads)
+    max_model_len = _context_length(config.max_model_len, files.config.max_positions)
+    decoder = Decoder(
+        files.config,
+        files.weights,
+        device=device,
+        dtype=dtype,
+        kernels=config.kernels,
+        max_positions=max_model_len,
+        num_threads=num_threads,
+        block_size=config.block_size,
+    )
+    files.weights.close()
+    shape = decoder.cache_shape(config.block_size)
+    num_blocks = _count_blocks(config, shape, max_model_len, device)
+    scheduler = Scheduler(
+        BlockPool(num_blocks, config.block_size),
+        max_num_seqs=config.max_num_seqs,
+        token_budget=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        max_draft=config.speculation.max_draft,
+        share_prefixes=config.enable_prefix_caching,
+    )
+    return Machinery(
+        runner=TargetRunner(decoder, num_blocks, config.block_size),
+        scheduler=scheduler,
+        max_model_len=max_model_len,
+        device=device,
+        dtype=dtype,
+        kernels=decoder.kernels,
+        num_threads=num_threads,
+        kv_cache_tokens=num_blocks * config.block_size,
+    )
+
+
+def _set_threads(wanted: int | None) -> int:
+    usable = available_cpus()
+    count = usable if wanted is None else wanted
+    if count > usable:
+        logger.warning("num_threads=%d exceeds the %d processors that may be used", count, usable)
+    torch.set_num_threads(count)
+    return count
+
+
+def _context_length(wanted: int | None, trained: int) -> int:
+    if wanted is None:
+        return min(trained, DEFAULT_CONTEXT)
+    if wanted > trained:
+        raise ConfigError(
+            f"max_model_len={wanted} exceeds the {trained} positions that the model was trained for"
+        )
+    return wanted
+
+
+def _count_blocks(
+    config: EngineConfig, shape: CacheShape, max_model_len: int, device: torch.device
+) -> int:
+    """Size the cache: as asked, or for every request at full length, as far as memory goes."""
+    size = config.block_size
+    needed = -(-max_model_len // size)
+    if config.kv_cache_tokens is not None:
+        count = config.kv_cache_tokens // size
+        if count < needed:
+            raise CapacityError(
+                f"kv_cache_tokens={config.kv_cache_tokens} makes {count} blocks of {size}, but one "
+                f"request of max_model_len={max_model_len} needs {needed}; "
+                f"raise it to {needed * size} or lower max_model_len"
+            )
+        return count
+    budget = _cache_budget_bytes(device)
+    count = min(needed * config.max_num_seqs, budget // shape.block_bytes)
+    if count < needed:
+        raise CapacityError(
+            f"one request of max_model_len={max_model_len} needs "
+            f"{needed * shape.block_bytes / 2**20:.0f} MiB of cache, and {budget / 2**20:.0f} MiB "
+            "may be used; lower max_model_len, or set kv_cache_tokens to insist"
+        )
+    return count
+
+
+def _cache_budget_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(free * CPU_CACHE_SHARE), MAX_DEFAULT_CACHE_BYTES)

@@ -1,0 +1,1 @@
+"""The target model: its files, its shape and its one forward pass."""

@@ -1,0 +1,201 @@
+"""Attention of a ragged batch over the paged cache, in three passes over its parts.
+
+    rotate   per token: rotary embedding of q and k (after their norms, where a model has them),
+             keys and values written into their cache slots
+    attend   per (rows of one request, KV head, segment of 256 positions): partial softmax
+    merge    per (token, head): the segments' partial results, in ascending order
+
+What a row computes depends on its own position and on fixed segments of 256 positions, never
+on its neighbours in the batch: a row has the same bits alone, among drafts and among strangers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit, prange
+
+from .pointwise import FAST, exp_negative
+from .softmax import LOWEST, largest, soften
+from .tiles import KEY_BLOCK, TILE_ROWS, score_tile, value_tile
+from .vector import narrow, widen
+
+__all__ = ["SEGMENT", "attend", "merge", "plan_units", "rotate"]
+
+SEGMENT = 256  # positions whose partial softmax is one unit of work
+_LOWEST = np.float32(LOWEST)
+
+
+@njit(inline="always")
+def _norm_scale(row, start, size, weight, eps):
+    """Reciprocal root mean square of a head, or 1 where the model has no q/k norms."""
+    if weight.shape[0] == 0:
+        return np.float32(1)
+    total = np.float32(0)
+    for i in range(size):
+        total += widen(row[start + i]) * widen(row[start + i])
+    return np.float32(1) / np.float32(math.sqrt(total / np.float32(size) + eps))
+
+
+@njit(inline="always")
+def _normed(row, start, i, weight, scale):
+    value = widen(row[start + i])
+    if weight.shape[0] == 0:
+        return value
+    return widen(narrow(widen(narrow(value * scale, row)) * widen(weight[i]), row))
+
+
+@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
+    """Write a step's keys and values into the cache, and its rotated queries into `queries`.
+
+    qkv [N, (H + 2G) * D]; cos, sin [positions, D/2] float32; q_norm, k_norm [D] or empty;
+    positions [N]; slots [N] = block * block_size + offset; keys, values: one layer of the
+    cache; queries [G, N * H/G + padding, D] float32, scaled by 1 / sqrt(D).
+    """
+    groups, pack = keys.shape[1], keys.shape[4]
+    size = keys.shape[2] * pack
+    half = size // 2
+    heads = qkv.shape[1] // size - 2 * groups
+    share = heads // groups
+    root = np.float32(1.0 / math.sqrt(size))
+    for t in prange(qkv.shape[0]):
+        row = qkv[t]
+        p, block, offset = positions[t], slots[t] // KEY_BLOCK, slots[t] % KEY_BLOCK
+        for h in range(heads):
+            start, target = h * size, queries[h // share, t * share + h % share]
+            scale = _norm_scale(row, start, size, q_norm, eps)
+            for i in range(half):
+                a = _normed(row, start, i, q_norm, scale)
+                b = _normed(row, start, half + i, q_norm, scale)
+                target[i] = widen(narrow(a * cos[p, i] - b * sin[p, i], row)) * root
+                target[half + i] = widen(narrow(b * cos[p, i] + a * sin[p, i], row)) * root
+        for g in range(groups):
+            start = (heads + g) * size
+            scale = _norm_scale(row, start, size, k_norm, eps)
+            for i in range(half):
+                a = _normed(row, start, i, k_norm, scale)
+                b = _normed(row, start, half + i, k_norm, scale)
+                j = half + i
+                keys[block, g, i // pack, offset, i % pack] = narrow(a * cos[p, i] - b * sin[p, i], row)
+                keys[block, g, j // pack, offset, j % pack] = narrow(b * cos[p, i] + a * sin[p, i], row)
+            start = (heads + groups + g) * size
+            for i in range(size):
+                values[block, g, offset // pack, i, offset % pack] = row[start + i]
+
+
+@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+def attend(queries, keys, values, tables, positions, units, window, partial, tops, totals):
+    """Compute the partial softmax of each unit of work.
+
+    units [U, 5] int64: request, first token, end token, segment, first row of its results in
+    `partial` [rows, D], `tops` and `totals` [rows] (all float32); a unit has G times
+    ceil((end - first) * H/G / 4) * 4 rows. `window` counts the positions that a token sees.
+    """
+    groups, pack = keys.shape[1], keys.shape[4]
+    size = keys.shape[2] * pack
+    block_elements = size * KEY_BLOCK
+    share = (queries.shape[1] - TILE_ROWS) // positions.shape[0]
+    for u in prange(units.shape[0] * groups):
+        unit, g = units[u // groups], u % groups
+        request, first, segment = unit[0], unit[1], unit[3]
+        rows = (unit[2] - first) * share
+        padded = (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+        base, start = unit[4] + g * padded, segment * SEGMENT
+        scores = np.zeros(TILE_ROWS * SEGMENT, np.float32)
+        for x in range(0, padded, TILE_ROWS):
+            last_row = min(x + TILE_ROWS, rows) - 1
+            newest, oldest = positions[first + last_row // share], positions[first + x // share]
+            end = min(SEGMENT, newest + 1 - start)
+            begin = max(0, oldest + 1 - window - start)
+            first_block, end_block = begin // KEY_BLOCK, (end + KEY_BLOCK - 1) // KEY_BLOCK
+            for n in range(first_block, end_block):
+                block = tables[request, start // KEY_BLOCK + n] * groups + g
+                score_tile(
+                    scores, n * KEY_BLOCK, SEGMENT, queries,
+                    (g * queries.shape[1] + first * share + x) * size, size,
+                    keys, block * block_elements, KEY_BLOCK * pack, size,
+                )  # fmt: skip
+            at, width = first_block * KEY_BLOCK, (end_block - first_block) * KEY_BLOCK
+            for r in range(TILE_ROWS):
+                row = base + x + r
+                for i in range(size):
+                    partial[row, i] = np.float32(0)
+                low, high = 0, 0  # positions of the segment that this row sees
+                if x + r < rows:
+                    p = positions[first + (x + r) // share]
+                    high = max(0, min(SEGMENT, p + 1 - start))
+                    low = min(high, max(0, p + 1 - window - start))
+                for j in range(at, low):
+                    scores[r * SEGMENT + j] = _LOWEST
+                for j in range(high, at + width):
+                    scores[r * SEGMENT + j] = _LOWEST
+                tops[row] = largest(scores, r * SEGMENT + at, width)
+                totals[row] = soften(scores, r * SEGMENT + at, width, tops[row])
+                if low == high:
+                    totals[row] = np.float32(0)
+            for n in range(first_block, end_block):
+                block = tables[request, start // KEY_BLOCK + n] * groups + g
+                for d in range(0, size, 32):
+                    value_tile(
+                        partial, (base + x) * size + d, size, scores, n * KEY_BLOCK, SEGMENT,
+                        values, block * block_elements + d * pack, size * pack, KEY_BLOCK,
+                    )  # fmt: skip
+
+
+@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+def merge(units, token_units, groups, share, partial, tops, totals, out):
+    """Add up each row's segments in ascending order. token_units [N, 2]: its first and end unit."""
+    size = partial.shape[1]
+    for t in prange(token_units.shape[0]):
+        mixed = np.zeros(size, np.float32)
+        for h in range(groups * share):
+            g = h // share
+            top, total = _LOWEST, np.float32(0)
+            for u in range(token_units[t, 0], token_units[t, 1]):
+                first, end = units[u, 1], units[u, 2]
+                padded = ((end - first) * share + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+                row = units[u, 4] + g * padded + (t - first) * share + h % share
+                if totals[row] == 0:
+                    continue
+                higher = max(top, tops[row])
+                fade, gain = exp_negative(top - higher), exp_negative(tops[row] - higher)
+                if total == 0:
+                    fade = np.float32(0)
+                for i in range(size):
+                    mixed[i] = mixed[i] * fade + partial[row, i] * gain
+                total = total * fade + totals[row] * gain
+                top = higher
+            inverse = np.float32(1) / total
+            for i in range(size):
+                out[t, h * size + i] = narrow(mixed[i] * inverse, out)
+
+
+@njit(cache=True, nogil=True)
+def plan_units(starts, positions, share, groups, max_tokens):
+    """Cut a step into units of work: (units [U, 5], token_units [N, 2], rows of results).
+
+    A unit holds at most `max_tokens` tokens of one request and one segment. See `attend`.
+    """
+    num_units = 0
+    for b in range(starts.shape[0] - 1):
+        for first in range(starts[b], starts[b + 1], max_tokens):
+            end = min(first + max_tokens, starts[b + 1])
+            num_units += positions[end - 1] // SEGMENT + 1
+    units = np.empty((num_units, 5), np.int64)
+    token_units = np.empty((positions.shape[0], 2), np.int64)
+    u, row = 0, 0
+    for b in range(starts.shape[0] - 1):
+        for first in range(starts[b], starts[b + 1], max_tokens):
+            end = min(first + max_tokens, starts[b + 1])
+            num_segments = positions[end - 1] // SEGMENT + 1
+            for t in range(first, end):
+                token_units[t, 0], token_units[t, 1] = u, u + num_segments
+            padded = ((end - first) * share + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+            for segment in range(num_segments):
+                units[u, 0], units[u, 1], units[u, 2] = b, first, end
+                units[u, 3], units[u, 4] = segment, row
+                row += groups * padded
+                u += 1
+    return units, token_units, row

@@ -1,0 +1,113 @@
+"""What crosses from one part of the engine to another. Frozen, complete at birth.
+
+Dimension letters: B requests, K draft tokens, N flattened tokens of a step, M rows of logits,
+V vocabulary, E hidden size. Nothing here computes anything but properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "DraftRequest",
+    "FinishReason",
+    "ForwardInput",
+    "Outcome",
+    "Proposal",
+    "RequestOutcome",
+    "TokenEvent",
+]
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # end-of-text, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    CANCELLED = "cancelled"  # its owner asked
+    ERROR = "error"  # see the event's error
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a drafter may know of a request when it guesses."""
+
+    request_id: int
+    tokens: Sequence[int]  # prompt and committed output; grows between steps, never shrinks
+    max_draft: int  # most tokens that this step can use
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens of a batch, with their lengths and, if they were sampled, their probabilities."""
+
+    tokens: Tensor  # [B, K] int64, right-padded with 0
+    lengths: Tensor  # [B] int64, 0 <= length <= K
+    probs: Tensor | None  # [B, K, V] float32 after filters; None: the draft is deterministic
+
+    @staticmethod
+    def empty(num_requests: int) -> Proposal:
+        """Propose nothing for each of `num_requests` requests."""
+        return Proposal(
+            tokens=torch.zeros((num_requests, 0), dtype=torch.int64),
+            lengths=torch.zeros(num_requests, dtype=torch.int64),
+            probs=None,
+        )
+
+    @staticmethod
+    def from_lists(drafts: Sequence[Sequence[int]]) -> Proposal:
+        """Pack deterministic drafts, one list per request; [[5, 6], []] -> lengths [2, 0]."""
+        width = max((len(draft) for draft in drafts), default=0)
+        padded = [[*draft, *[0] * (width - len(draft))] for draft in drafts]
+        return Proposal(
+            tokens=torch.tensor(padded, dtype=torch.int64).reshape(len(drafts), width),
+            lengths=torch.tensor([len(draft) for draft in drafts], dtype=torch.int64),
+            probs=None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInput:
+    """One step's tokens, flattened. Request b owns tokens [starts[b], starts[b + 1])."""
+
+    token_ids: Tensor  # [N] int64
+    positions: Tensor  # [N] int64, consecutive inside a request
+    starts: Tensor  # [B + 1] int64
+    block_tables: Tensor  # [B, max_blocks] int64, padded with 0; block of position p is p // size
+    logit_rows: Tensor  # [M] int64, tokens whose logits are wanted; others skip the projection
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an acceptance rule decided for each request of a batch."""
+
+    num_accepted: Tensor  # [B] int64, draft tokens kept; the next token is not counted
+    next_tokens: Tensor  # [B] int64, the token that the target adds: recovered or bonus
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """What a step meant for one request, as its drafter hears it (after stops cut the block)."""
+
+    request_id: int
+    num_drafted: int
+    num_accepted: int  # draft tokens that reached the output
+    emitted: tuple[int, ...]  # accepted tokens and the next token, cut at a stop
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What a step gave one request."""
+
+    request_id: int
+    token_ids: tuple[int, ...]  # newly committed, in order
+    text: str  # newly certain text; never half a character, never part of a stop string
+    num_accepted: int  # how many of token_ids a drafter had guessed; they come first
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
