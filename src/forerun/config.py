@@ -1,4 +1,4 @@
-"""How the engine is set up. Frozen, validated once, never written again; unknown keys are refused."""
+"""How the engine is set up. Frozen, validated once, never written again; unknown keys refused."""
 
 from __future__ import annotations
 

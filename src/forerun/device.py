@@ -50,13 +50,15 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def has_fast_bf16(device: torch.device) -> bool:
     """Say whether the device multiplies bfloat16 natively (AMX, AVX512-BF16, or a recent GPU)."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return bool({"amx_bf16", "avx512_bf16"} & _cpu_flags(_CPUINFO))
 
 
 def available_cpus(quota_file: Path = _CGROUP_QUOTA) -> int:
     """Count the processors that this process may use, a container's quota respected."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = quota_file.read_text().split()
         if quota != "max":
@@ -69,7 +71,11 @@ def available_cpus(quota_file: Path = _CGROUP_QUOTA) -> int:
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
     """Name the processor as the operating system does, with what matters to us of its abilities."""
     name = next(
-        (line.split(":", 1)[1].strip() for line in _lines(cpuinfo) if line.startswith("model name")),
+        (
+            line.split(":", 1)[1].strip()
+            for line in _lines(cpuinfo)
+            if line.startswith("model name")
+        ),
         "unknown processor",
     )
     notable = sorted({"amx_bf16", "avx512_bf16", "avx512f", "avx2"} & _cpu_flags(cpuinfo))

@@ -28,7 +28,7 @@ class SamplingParams:
 
     temperature: float = 1.0  # 0 is greedy: always the most probable token
     top_k: int = 0  # keep the k most probable tokens; 0 (and -1, as vLLM writes it) keeps all
-    top_p: float = 1.0  # keep the likeliest tokens until their probability reaches top_p (ties stay)
+    top_p: float = 1.0  # keep the likeliest tokens until they add up to top_p; ties stay
     min_p: float = 0.0  # drop tokens under min_p times the most probable one's probability
     seed: int | None = None  # None: a fresh one for each request, reported in the result
     max_tokens: int | None = 256  # None: until the context is full

@@ -44,7 +44,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens of a batch, with their lengths and, if they were sampled, their probabilities."""
+    """Draft tokens of a batch, their lengths and, if they were sampled, probabilities."""
 
     tokens: Tensor  # [B, K] int64, right-padded with 0
     lengths: Tensor  # [B] int64, 0 <= length <= K

@@ -78,7 +78,7 @@ class BlockPool:
             self._free.pop(block, None)
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Let others find an owned, full, committed block. The first of equals stays the one found."""
+        """Let others find an owned, full, committed block. Of equals the first stays."""
         assert self._num_owners[block] > 0, f"block {block} has no owner"
         if self._hashes[block] is None and digest not in self._published:
             self._hashes[block] = digest

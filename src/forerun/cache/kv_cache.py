@@ -56,11 +56,15 @@ class KVCache:
             (*lead, block // pack, size, pack), dtype=shape.dtype, device=device
         )
 
-    def write(self, layer: int, blocks: Tensor, offsets: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(
+        self, layer: int, blocks: Tensor, offsets: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
         """Store N positions. `blocks`, `offsets` [N] int64; `keys`, `values` [N, G, D]."""
         pack = self.shape.pack
         num_tokens, groups, size = keys.shape
-        self.keys[layer, blocks, :, :, offsets] = keys.reshape(num_tokens, groups, size // pack, pack)
+        self.keys[layer, blocks, :, :, offsets] = keys.reshape(
+            num_tokens, groups, size // pack, pack
+        )
         self.values[layer, blocks, :, offsets // pack, :, offsets % pack] = values
 
     def gather(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
 """The step: plan, draft, verify, accept, commit. One thread calls it; nothing here waits.
 
-    plan      = scheduler.schedule()      which requests, how many tokens each
-    proposal  = drafter.propose(...)      guesses for those that have caught up
-    logits    = runner.forward(...)       one pass of the target over all of it
-    outcome   = accept_samples(...)       keep guesses while the target's own sample equals them
-    events    = commit                    append up to a stop, truncate, free
-    drafter.observe(...)                  the drafter hears what became of its guesses
+plan      = scheduler.schedule()      which requests, how many tokens each
+proposal  = drafter.propose(...)      guesses for those that have caught up
+logits    = runner.forward(...)       one pass of the target over all of it
+outcome   = accept_samples(...)       keep guesses while the target's own sample equals them
+events    = commit                    append up to a stop, truncate, free
+drafter.observe(...)                  the drafter hears what became of its guesses
 """
 
 from __future__ import annotations
@@ -164,9 +164,7 @@ def decide(plan: Plan, proposal: Proposal, logits: Tensor) -> tuple[Outcome, lis
         noise = torch.zeros(len(logits), dtype=torch.float64)
     else:
         seeds = torch.tensor([_signed(each.seed) for each in requests]).repeat_interleave(counts)
-        noise = uniforms(
-            seeds.numpy().view("uint64"), row_positions(plan, lengths), Stream.TARGET
-        )
+        noise = uniforms(seeds.numpy().view("uint64"), row_positions(plan, lengths), Stream.TARGET)
     samples = sample_tokens(logits, params, noise)
     owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
     broken = torch.zeros(len(counts), dtype=torch.bool)

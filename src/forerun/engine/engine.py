@@ -69,7 +69,6 @@ class Engine:
         self, files: ModelFiles, config: EngineConfig, drafter: Drafter | None = None
     ) -> None:
         self.config = config
-        self.machinery = set_up(files, config)
         self.model_config = files.config
         spec = files.tokenizer
         self.codec = TextCodec(
@@ -80,9 +79,13 @@ class Engine:
             chat_template=spec.chat_template,
         )
         chosen = make_drafter(config.speculation) if drafter is None else drafter
-        core = EngineCore(self.machinery.runner, self.machinery.scheduler, chosen)
-        self._loop = EngineLoop(core)
         self._ids = itertools.count()
+
+        def build() -> EngineCore:
+            self.machinery = set_up(files, config)
+            return EngineCore(self.machinery.runner, self.machinery.scheduler, chosen)
+
+        self._loop = EngineLoop(build)
 
     @classmethod
     def from_pretrained(
@@ -175,7 +178,7 @@ class Engine:
             raise InvalidParameter(
                 f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}"
             )
-        items = list(prompt)
+        items: list[Any] = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return self.codec.encode_chat(items)
         for item in items:
@@ -186,7 +189,7 @@ class Engine:
                     f"token id {item} is outside the vocabulary (0 to "
                     f"{self.model_config.vocab_size - 1})"
                 )
-        return [item for item in items if isinstance(item, int)]
+        return items
 
     def close(self) -> None:
         """End all requests and the engine's thread."""

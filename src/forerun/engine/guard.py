@@ -34,7 +34,7 @@ class GuardedDrafter:
         self._alive[request.request_id] = request
         try:
             self._drafter.start(request.draft_view(0))
-        except Exception:
+        except Exception:  # noqa: BLE001
             self._give_up(request, "start_failed")
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> Proposal:
@@ -48,7 +48,7 @@ class GuardedDrafter:
         """Tell the drafter what became of a step."""
         try:
             self._drafter.observe(outcomes, features)
-        except Exception:
+        except Exception:  # noqa: BLE001
             for outcome in outcomes:
                 request = self._alive.get(outcome.request_id)
                 if request is not None:
@@ -59,7 +59,7 @@ class GuardedDrafter:
         request = self._alive.pop(request_id)
         try:
             self._drafter.finish(request_id)
-        except Exception:
+        except Exception:  # noqa: BLE001
             self._give_up(request, "finish_failed")
 
     def check_integrity(self, unfinished: set[int]) -> None:
@@ -69,8 +69,10 @@ class GuardedDrafter:
     def _ask(self, views: Sequence[DraftRequest]) -> dict[int, list[int]]:
         try:
             proposal = self._drafter.propose(views)
-            reasons = [find_fault(proposal, views, index, self._vocab_size) for index in range(len(views))]
-        except Exception:
+            reasons = [
+                find_fault(proposal, views, index, self._vocab_size) for index in range(len(views))
+            ]
+        except Exception:  # noqa: BLE001
             if len(views) == 1:
                 self._give_up(self._alive[views[0].request_id], "propose_failed")
                 return {}
@@ -90,7 +92,10 @@ class GuardedDrafter:
         request.drafting = False
         request.counters.count_fault(reason)
         logger.warning(
-            "drafter failed (%s); request %d goes on without", reason, request.request_id, exc_info=True
+            "drafter failed (%s); request %d goes on without",
+            reason,
+            request.request_id,
+            exc_info=True,
         )
 
 

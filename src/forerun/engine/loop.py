@@ -1,6 +1,8 @@
 """The thread that steps the engine, and the mailboxes between it and its callers.
 
 Everything that touches requests runs in this one thread; callers post commands and read events.
+The model is loaded in it too: OpenMP keeps a team of workers for every thread that computes,
+and two teams on the same processors make each other sleep (a pass takes twice as long).
 """
 
 from __future__ import annotations
@@ -26,13 +28,19 @@ Sink = Callable[[TokenEvent], None]
 class EngineLoop:
     """Steps while there is work, sleeps while there is none."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, build: Callable[[], EngineCore]) -> None:
+        """Build the core in the new thread, and wait for it; what `build` raises is raised here."""
+        self._build = build
+        self._built: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         self._thread.start()
+        error = self._built.get()
+        if error is not None:
+            self._closed.set()
+            raise error
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Start a request; its events go to `sink` until one has a finish reason."""
@@ -55,6 +63,12 @@ class EngineLoop:
         self._commands.put(command)
 
     def _run(self) -> None:
+        try:
+            self._core = self._build()
+        except Exception as error:  # noqa: BLE001  (handed to whoever waits in __init__)
+            self._built.put(error)
+            return
+        self._built.put(None)
         try:
             while self._obey(wait=not self._core.has_work):
                 for event in self._core.step():

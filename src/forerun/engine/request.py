@@ -1,9 +1,9 @@
 """One generation from arrival to end: its tokens, its place in the cache, its counters.
 
-    tokens   [0, num_prompt)            the prompt
-             [num_prompt, len)          committed output
-    cache    [0, num_computed)          valid keys and values; full blocks may be shared
-             [num_computed, blocks end) ours alone: drafted or not yet written
+tokens   [0, num_prompt)            the prompt
+         [num_prompt, len)          committed output
+cache    [0, num_computed)          valid keys and values; full blocks may be shared
+         [num_computed, blocks end) ours alone: drafted or not yet written
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class TargetRunner:
         return self._decoder.config.vocab_size
 
     def forward(self, step: ForwardInput) -> tuple[Tensor, Tensor | None]:
-        """Compute logits [M, V] float32 of the rows asked for, and features (None: not captured)."""
+        """Compute logits [M, V] float32 of the rows asked for, and features: none so far."""
         return self._decoder.forward(step, self._cache), None
 
     def scrub(self, blocks: list[int]) -> None:

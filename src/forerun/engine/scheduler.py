@@ -246,9 +246,7 @@ class Scheduler:
         if not self._share_prefixes:
             return []
         size = self._pool.block_size
-        return self._pool.find_prefix(
-            request.block_hashes(size, (len(request.tokens) - 1) // size)
-        )
+        return self._pool.find_prefix(request.block_hashes(size, (len(request.tokens) - 1) // size))
 
     def _publish(self, request: Request) -> None:
         if not self._share_prefixes:

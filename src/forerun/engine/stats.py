@@ -1,4 +1,4 @@
-"""What happened, as counters; every rate is a property with its formula. Words: docs/glossary.md."""
+"""What happened, as counters; every rate is a property with its formula (docs/glossary.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Counters", "RequestStats", "add_counts"]
 
 @dataclass(slots=True)
 class Counters:
-    """Running counts of one request, or of an engine. Seconds are those of whole steps it was in."""
+    """Running counts of a request or an engine. Seconds are those of the whole steps it was in."""
 
     num_steps: int = 0  # verify passes, those without a draft included
     num_drafts: int = 0  # steps in which at least one token was drafted

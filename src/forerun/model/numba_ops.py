@@ -52,7 +52,7 @@ class NumbaOps:
         self._step: _Step | None = None
         self._cache: KVCache | None = None
         self._layers: list[tuple[Array, Array]] = []
-        self._num_threads = min(num_threads, numba.config.NUMBA_NUM_THREADS)
+        self._num_threads = min(num_threads, int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
 
     def prepare(self, step: ForwardInput, cache: KVCache) -> None:
         numba.set_num_threads(self._num_threads)  # a setting of the calling thread

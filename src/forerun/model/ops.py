@@ -7,6 +7,7 @@ Two implementations compute the same: `TorchOps` here, on any device, readable, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -147,7 +148,7 @@ class _TorchStep:
         owner = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
         bounds = step.starts.tolist()
         requests = []
-        for index, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for index, (first, end) in enumerate(pairwise(bounds)):
             length = int(step.positions[end - 1]) + 1
             blocks = step.block_tables[index, : -(-length // size)]
             rows = slice(first, end)

@@ -7,7 +7,6 @@ pass over a few more rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -72,9 +71,7 @@ class Decoder:
         self._head = pack_linear(table)
         positions = max_positions or config.max_positions
         rotary = Rotary.from_frequencies(rope_frequencies(config), positions)
-        self.kernels = choose_kernels(
-            kernels, device, dtype, config.head_size, block_size
-        )
+        self.kernels = choose_kernels(kernels, device, dtype, config.head_size, block_size)
         self._ops = self._make_ops(rotary, num_threads)
 
     def cache_shape(self, block_size: int) -> CacheShape:
@@ -109,7 +106,7 @@ class Decoder:
 
     def _make_ops(self, rotary: Rotary, num_threads: int) -> Ops:
         if self.kernels == "numba":
-            from .numba_ops import NumbaOps  # noqa: PLC0415  (numba takes a second to import)
+            from .numba_ops import NumbaOps  # here: numba takes a second to import
 
             return NumbaOps(rotary, self._layers[0].attention, num_threads)
         return TorchOps(Rotary(rotary.cos.to(self.device), rotary.sin.to(self.device)))
@@ -137,11 +134,17 @@ def _read_layer(reader: _Reader, config: ModelConfig, index: int) -> _Layer:
     attention, mlp = f"{base}.self_attn", f"{base}.mlp"
     size, inner = config.hidden_size, config.intermediate_size
     wide, narrow = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-    qkv = {f"{attention}.q_proj": wide, f"{attention}.k_proj": narrow, f"{attention}.v_proj": narrow}
+    qkv = {
+        f"{attention}.q_proj": wide,
+        f"{attention}.k_proj": narrow,
+        f"{attention}.v_proj": narrow,
+    }
     gate_up = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
 
     def head_norm(name: str) -> Tensor | None:
-        return reader.read(f"{attention}.{name}.weight", config.head_size) if config.qk_norm else None
+        if not config.qk_norm:
+            return None
+        return reader.read(f"{attention}.{name}.weight", config.head_size)
 
     return _Layer(
         input_norm=reader.read(f"{base}.input_layernorm.weight", size),
@@ -183,7 +186,8 @@ class _Reader:
         target = torch.full(
             (sum(parts.values()), *inner), torch.nan, dtype=self.dtype, device=self.device
         )
-        for name, place in zip(parts, _split(target, parts.values()), strict=True):
+        places: tuple[Tensor, ...] = target.split(list(parts.values()))
+        for name, place in zip(parts, places, strict=True):
             if name not in self.source.names:
                 raise ModelFileError(f"weight {name!r} is missing")
             weight = self.source.read(name)
@@ -199,7 +203,3 @@ class _Reader:
 
 def _suffixed(parts: dict[str, int], suffix: str) -> dict[str, int]:
     return {name + suffix: rows for name, rows in parts.items()}
-
-
-def _split(target: Tensor, sizes: Iterable[int]) -> tuple[Tensor, ...]:
-    return target.split(list(sizes))

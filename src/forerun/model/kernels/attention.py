@@ -78,8 +78,12 @@ def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, q
                 a = _normed(row, start, i, k_norm, scale)
                 b = _normed(row, start, half + i, k_norm, scale)
                 j = half + i
-                keys[block, g, i // pack, offset, i % pack] = narrow(a * cos[p, i] - b * sin[p, i], row)
-                keys[block, g, j // pack, offset, j % pack] = narrow(b * cos[p, i] + a * sin[p, i], row)
+                keys[block, g, i // pack, offset, i % pack] = narrow(
+                    a * cos[p, i] - b * sin[p, i], row
+                )
+                keys[block, g, j // pack, offset, j % pack] = narrow(
+                    b * cos[p, i] + a * sin[p, i], row
+                )
             start = (heads + groups + g) * size
             for i in range(size):
                 values[block, g, offset // pack, i, offset % pack] = row[start + i]

@@ -92,4 +92,3 @@ def exp_lanes(builder: Any, x: Any) -> Any:
     exponent = builder.add(builder.fptosi(whole, VEC_I32), VEC_I32([127] * LANES))
     scale = builder.bitcast(builder.shl(exponent, VEC_I32([23] * LANES)), VEC_F32)
     return builder.select(tiny, constant(0.0), builder.fmul(power, scale))
-

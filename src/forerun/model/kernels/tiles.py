@@ -41,7 +41,9 @@ def _tile_signature(target: Any, weights: Any, stored: Any) -> Any:
 
 
 @intrinsic
-def score_tile(_context, scores, s_at, s_stride, queries, q_at, q_stride, keys, k_at, k_stride, size):
+def score_tile(
+    _context, scores, s_at, s_stride, queries, q_at, q_stride, keys, k_at, k_stride, size
+):
     """scores[r, j] = sum_d queries[r, d] * keys[d, j] for 4 rows and 32 positions.
 
     `scores`, `queries` are float32, `keys` is a block as the cache stores it. Offsets and
@@ -55,7 +57,9 @@ def score_tile(_context, scores, s_at, s_stride, queries, q_at, q_stride, keys, 
 
 
 @intrinsic
-def value_tile(_context, sums, a_at, a_stride, weights, w_at, w_stride, values, v_at, v_stride, count):
+def value_tile(
+    _context, sums, a_at, a_stride, weights, w_at, w_stride, values, v_at, v_stride, count
+):
     """sums[r, d] += sum_j weights[r, j] * values[j, d] for 4 rows and 32 elements of a head."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -94,7 +98,9 @@ def _tile(context: Any, builder: Any, signature: Any, args: Any, *, accumulate: 
                 [low_half(builder, vector), high_half(builder, vector)] if paired else [vector]
             )
         for r in range(TILE_ROWS):
-            first = builder.add(builder.mul(w_stride, index_type(r)), builder.mul(index, index_type(pack)))
+            first = builder.add(
+                builder.mul(w_stride, index_type(r)), builder.mul(index, index_type(pack))
+            )
             for element in range(pack):
                 at = builder.add(first, index_type(element))
                 weight = splat(builder, builder.load(builder.gep(rows, [at])))

@@ -129,7 +129,9 @@ def high_half(builder: Any, pairs: Any) -> Any:
     return builder.bitcast(builder.and_(pairs, VEC_I32([0xFFFF0000] * LANES)), VEC_F32)
 
 
-def sum_loop(builder: Any, count: Any, totals: list[Any], body: Callable[..., list[Any]]) -> list[Any]:
+def sum_loop(
+    builder: Any, count: Any, totals: list[Any], body: Callable[..., list[Any]]
+) -> list[Any]:
     """Run `body(index, totals) -> totals` for index 0..count-1 with the totals in registers."""
     before = builder.block
     loop = builder.append_basic_block("sum")
@@ -141,7 +143,9 @@ def sum_loop(builder: Any, count: Any, totals: list[Any], body: Callable[..., li
     updated = body(index, list(carried))
     following = builder.add(index, count.type(1))
     end = builder.block
-    for phi, first, later in zip([index, *carried], [count.type(0), *totals], [following, *updated], strict=True):
+    for phi, first, later in zip(
+        [index, *carried], [count.type(0), *totals], [following, *updated], strict=True
+    ):
         phi.add_incoming(first, before)
         phi.add_incoming(later, end)
     builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
