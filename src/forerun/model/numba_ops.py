@@ -24,7 +24,10 @@ from .ops import AttentionShape, Rotary
 __all__ = ["NumbaOps"]
 
 UNIT_TOKENS = 64  # tokens of one request that share a unit of attention work
-PARALLEL_ROWS = 4  # from how many rows the activation is worth waking a second thread
+# From how many rows on a kernel is worth waking the other threads. Fewer parallel sections are also
+# kinder where processors are shared: each of them waits for its slowest thread.
+PARALLEL_ACTIVATION_ROWS = 4
+PARALLEL_TOKEN_ROWS = 33
 EVERYTHING = 1 << 40  # a window that no context exceeds
 
 Array = NDArray[Any]
@@ -90,7 +93,7 @@ class NumbaOps:
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, double = gate_up.shape
         out = gate_up.new_empty(rows, double // 2)
-        many = rows >= PARALLEL_ROWS and self._num_threads > 1
+        many = rows >= PARALLEL_ACTIVATION_ROWS and self._num_threads > 1
         kernel = pointwise.silu_multiply_parallel if many else pointwise.silu_multiply
         kernel(view(gate_up), view(out))
         return out
@@ -100,7 +103,10 @@ class NumbaOps:
         assert step is not None, "prepare() comes first"
         keys, values = self._layers[layer]
         out = qkv.new_empty(qkv.shape[0], shape.num_heads * shape.head_size)
-        attention.rotate(
+        many = qkv.shape[0] >= PARALLEL_TOKEN_ROWS and self._num_threads > 1
+        rotate = attention.rotate_parallel if many else attention.rotate
+        merge = attention.merge_parallel if many else attention.merge
+        rotate(
             view(qkv), self._cos, self._sin, view_optional(shape.q_norm, qkv),
             view_optional(shape.k_norm, qkv), np.float32(shape.norm_eps), step.positions,
             step.slots, keys, values, step.queries,
@@ -109,7 +115,7 @@ class NumbaOps:
             step.queries, keys, values, step.tables, step.positions, step.units,
             shape.window or EVERYTHING, step.partial, step.tops, step.totals,
         )  # fmt: skip
-        attention.merge(
+        merge(
             step.units, step.token_units, shape.num_kv_heads,
             shape.num_heads // shape.num_kv_heads, step.partial, step.tops, step.totals, view(out),
         )  # fmt: skip

@@ -104,6 +104,21 @@ class Decoder:
             h = h[step.logit_rows]
         return self._head(h).float()
 
+    @torch.inference_mode()
+    def run_linear_layers(self, num_rows: int) -> None:
+        """Run the linear layers alone, on noise: the floor that a pass is measured against."""
+        config = self.config
+        widths = (config.hidden_size, config.num_heads * config.head_size, config.intermediate_size)
+        narrow, mixed, inner = (
+            torch.randn(num_rows, width, device=self.device).to(self.dtype) for width in widths
+        )
+        for layer in self._layers:
+            layer.qkv(narrow)
+            layer.out(mixed)
+            layer.gate_up(narrow)
+            layer.down(inner)
+        self._head(narrow)
+
     def _make_ops(self, rotary: Rotary, num_threads: int) -> Ops:
         if self.kernels == "numba":
             from .numba_ops import NumbaOps  # here: numba takes a second to import

@@ -21,7 +21,15 @@ from .softmax import LOWEST, largest, soften
 from .tiles import KEY_BLOCK, TILE_ROWS, score_tile, value_tile
 from .vector import narrow, widen
 
-__all__ = ["SEGMENT", "attend", "merge", "plan_units", "rotate"]
+__all__ = [
+    "SEGMENT",
+    "attend",
+    "merge",
+    "merge_parallel",
+    "plan_units",
+    "rotate",
+    "rotate_parallel",
+]
 
 SEGMENT = 256  # positions whose partial softmax is one unit of work
 _LOWEST = np.float32(LOWEST)
@@ -46,7 +54,40 @@ def _normed(row, start, i, weight, scale):
     return widen(narrow(widen(narrow(value * scale, row)) * widen(weight[i]), row))
 
 
-@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+@njit(fastmath=FAST, nogil=True)
+def _rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
+    """Do for one token what `rotate` does for a step."""
+    groups, pack = keys.shape[1], keys.shape[4]
+    size = keys.shape[2] * pack
+    half = size // 2
+    heads = qkv.shape[1] // size - 2 * groups
+    share = heads // groups
+    root = np.float32(1.0 / math.sqrt(size))
+    row = qkv[t]
+    p, block, offset = positions[t], slots[t] // KEY_BLOCK, slots[t] % KEY_BLOCK
+    for h in range(heads):
+        start, target = h * size, queries[h // share, t * share + h % share]
+        scale = _norm_scale(row, start, size, q_norm, eps)
+        for i in range(half):
+            a = _normed(row, start, i, q_norm, scale)
+            b = _normed(row, start, half + i, q_norm, scale)
+            target[i] = widen(narrow(a * cos[p, i] - b * sin[p, i], row)) * root
+            target[half + i] = widen(narrow(b * cos[p, i] + a * sin[p, i], row)) * root
+    for g in range(groups):
+        start = (heads + g) * size
+        scale = _norm_scale(row, start, size, k_norm, eps)
+        for i in range(half):
+            a = _normed(row, start, i, k_norm, scale)
+            b = _normed(row, start, half + i, k_norm, scale)
+            j = half + i
+            keys[block, g, i // pack, offset, i % pack] = narrow(a * cos[p, i] - b * sin[p, i], row)
+            keys[block, g, j // pack, offset, j % pack] = narrow(b * cos[p, i] + a * sin[p, i], row)
+        start = (heads + groups + g) * size
+        for i in range(size):
+            values[block, g, offset // pack, i, offset % pack] = row[start + i]
+
+
+@njit(fastmath=FAST, cache=True, nogil=True)
 def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
     """Write a step's keys and values into the cache, and its rotated queries into `queries`.
 
@@ -54,39 +95,19 @@ def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, q
     positions [N]; slots [N] = block * block_size + offset; keys, values: one layer of the
     cache; queries [G, N * H/G + padding, D] float32, scaled by 1 / sqrt(D).
     """
-    groups, pack = keys.shape[1], keys.shape[4]
-    size = keys.shape[2] * pack
-    half = size // 2
-    heads = qkv.shape[1] // size - 2 * groups
-    share = heads // groups
-    root = np.float32(1.0 / math.sqrt(size))
+    for t in range(qkv.shape[0]):
+        _rotate_token(
+            t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries
+        )
+
+
+@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+def rotate_parallel(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
+    """Do what `rotate` does, over all threads: worth it for a piece of a prompt."""
     for t in prange(qkv.shape[0]):
-        row = qkv[t]
-        p, block, offset = positions[t], slots[t] // KEY_BLOCK, slots[t] % KEY_BLOCK
-        for h in range(heads):
-            start, target = h * size, queries[h // share, t * share + h % share]
-            scale = _norm_scale(row, start, size, q_norm, eps)
-            for i in range(half):
-                a = _normed(row, start, i, q_norm, scale)
-                b = _normed(row, start, half + i, q_norm, scale)
-                target[i] = widen(narrow(a * cos[p, i] - b * sin[p, i], row)) * root
-                target[half + i] = widen(narrow(b * cos[p, i] + a * sin[p, i], row)) * root
-        for g in range(groups):
-            start = (heads + g) * size
-            scale = _norm_scale(row, start, size, k_norm, eps)
-            for i in range(half):
-                a = _normed(row, start, i, k_norm, scale)
-                b = _normed(row, start, half + i, k_norm, scale)
-                j = half + i
-                keys[block, g, i // pack, offset, i % pack] = narrow(
-                    a * cos[p, i] - b * sin[p, i], row
-                )
-                keys[block, g, j // pack, offset, j % pack] = narrow(
-                    b * cos[p, i] + a * sin[p, i], row
-                )
-            start = (heads + groups + g) * size
-            for i in range(size):
-                values[block, g, offset // pack, i, offset % pack] = row[start + i]
+        _rotate_token(
+            t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries
+        )
 
 
 @njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
@@ -148,32 +169,45 @@ def attend(queries, keys, values, tables, positions, units, window, partial, top
                     )  # fmt: skip
 
 
-@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+@njit(fastmath=FAST, nogil=True)
+def _merge_token(t, units, token_units, groups, share, partial, tops, totals, out):
+    """Do for one token what `merge` does for a step."""
+    size = partial.shape[1]
+    mixed = np.zeros(size, np.float32)
+    for h in range(groups * share):
+        g = h // share
+        top, total = _LOWEST, np.float32(0)
+        for u in range(token_units[t, 0], token_units[t, 1]):
+            first, end = units[u, 1], units[u, 2]
+            padded = ((end - first) * share + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+            row = units[u, 4] + g * padded + (t - first) * share + h % share
+            if totals[row] == 0:
+                continue
+            higher = max(top, tops[row])
+            fade, gain = exp_negative(top - higher), exp_negative(tops[row] - higher)
+            if total == 0:
+                fade = np.float32(0)
+            for i in range(size):
+                mixed[i] = mixed[i] * fade + partial[row, i] * gain
+            total = total * fade + totals[row] * gain
+            top = higher
+        inverse = np.float32(1) / total
+        for i in range(size):
+            out[t, h * size + i] = narrow(mixed[i] * inverse, out)
+
+
+@njit(fastmath=FAST, cache=True, nogil=True)
 def merge(units, token_units, groups, share, partial, tops, totals, out):
     """Add up each row's segments in ascending order. token_units [N, 2]: its first and end unit."""
-    size = partial.shape[1]
+    for t in range(token_units.shape[0]):
+        _merge_token(t, units, token_units, groups, share, partial, tops, totals, out)
+
+
+@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+def merge_parallel(units, token_units, groups, share, partial, tops, totals, out):
+    """Do what `merge` does, over all threads: worth it for a piece of a prompt."""
     for t in prange(token_units.shape[0]):
-        mixed = np.zeros(size, np.float32)
-        for h in range(groups * share):
-            g = h // share
-            top, total = _LOWEST, np.float32(0)
-            for u in range(token_units[t, 0], token_units[t, 1]):
-                first, end = units[u, 1], units[u, 2]
-                padded = ((end - first) * share + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
-                row = units[u, 4] + g * padded + (t - first) * share + h % share
-                if totals[row] == 0:
-                    continue
-                higher = max(top, tops[row])
-                fade, gain = exp_negative(top - higher), exp_negative(tops[row] - higher)
-                if total == 0:
-                    fade = np.float32(0)
-                for i in range(size):
-                    mixed[i] = mixed[i] * fade + partial[row, i] * gain
-                total = total * fade + totals[row] * gain
-                top = higher
-            inverse = np.float32(1) / total
-            for i in range(size):
-                out[t, h * size + i] = narrow(mixed[i] * inverse, out)
+        _merge_token(t, units, token_units, groups, share, partial, tops, totals, out)
 
 
 @njit(cache=True, nogil=True)
