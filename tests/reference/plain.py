@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from reference.filters_slow import filtered_row
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
@@ -22,7 +23,6 @@ from torch.nn import functional
 from forerun.params import SamplingParams
 from forerun.sampling import Stream, uniforms
 from forerun.text import TextCodec
-from reference.filters_slow import filtered_row
 
 
 class PlainLlama:
@@ -30,8 +30,14 @@ class PlainLlama:
 
     def __init__(self, folder: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text())
-        self._weights = load_file(folder / "model.safetensors")
+        weights = load_file(folder / "model.safetensors")
+        self._weights = {name: weight.float() for name, weight in weights.items()}
         self._rows: dict[tuple[int, ...], list[float]] = {}
+
+    @property
+    def _head_size(self) -> int:
+        c = self.config
+        return int(c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
 
     @property
     def vocab_size(self) -> int:
@@ -47,7 +53,7 @@ class PlainLlama:
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:  # -> [T, V]
         c, w = self.config, self._weights
-        size = c["head_dim"]
+        size = self._head_size
         x = w["model.embed_tokens.weight"][torch.tensor(tokens)]  # [T, E]
         cos, sin = self._rotation(len(tokens))
         mask = torch.ones(len(tokens), len(tokens)).tril().log()  # 0 or -inf
@@ -71,13 +77,14 @@ class PlainLlama:
             gate = functional.silu(h @ w[base + "mlp.gate_proj.weight"].T)
             inner = gate * (h @ w[base + "mlp.up_proj.weight"].T)
             x = x + inner @ w[base + "mlp.down_proj.weight"].T
-        return self._norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T
+        head = w.get("lm_head.weight", w["model.embed_tokens.weight"])  # tied, or its own
+        return self._norm(x, w["model.norm.weight"]) @ head.T
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]).sqrt() * weight
 
     def _rotation(self, count: int) -> tuple[Tensor, Tensor]:  # 2 x [T, D]
-        size = self.config["head_dim"]
+        size = self._head_size
         steps = self.config["rope_theta"] ** (-torch.arange(0, size, 2).float() / size)
         angles = torch.outer(torch.arange(count).float(), steps).repeat(1, 2)
         return angles.cos(), angles.sin()

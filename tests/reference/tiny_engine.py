@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from forerun.config import EngineConfig
+from forerun.config import EngineConfig, SpeculationConfig
 from forerun.draft.base import Drafter, NoDrafter
 from forerun.engine.core import EngineCore
 from forerun.engine.request import Request
@@ -27,7 +27,8 @@ from forerun.types import FinishReason, TokenEvent
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + message['content']"
-    " + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+    " + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
 )
 TEXTS = [
     "the quick brown fox jumps over the lazy dog and the other dogs bark at the fox",
@@ -154,7 +155,7 @@ class Bench:
     ) -> None:
         defaults = {"dtype": "float32", "kernels": "torch", "block_size": 8, "num_threads": 1}
         options = {"device": "cpu", "max_num_seqs": 16, "max_num_batched_tokens": 256} | options
-        options = defaults | options | {"speculation": _speculation(max_draft)}
+        options = defaults | options | {"speculation": SpeculationConfig(max_draft=max_draft)}
         if cache_blocks is not None:
             options["kv_cache_tokens"] = cache_blocks * options["block_size"]
         self.files = open_model(folder)
@@ -247,9 +248,3 @@ class Bench:
         generated.token_ids.extend(event.token_ids)
         generated.pieces.append(event.text)
         generated.finish_reason, generated.error = event.finish_reason, event.error
-
-
-def _speculation(max_draft: int):
-    from forerun.config import SpeculationConfig  # noqa: PLC0415
-
-    return SpeculationConfig(max_draft=max_draft)

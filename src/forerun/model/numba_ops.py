@@ -26,8 +26,7 @@ __all__ = ["NumbaOps"]
 UNIT_TOKENS = 64  # tokens of one request that share a unit of attention work
 # From how many rows on a kernel is worth waking the other threads. Fewer parallel sections are also
 # kinder where processors are shared: each of them waits for its slowest thread.
-PARALLEL_ACTIVATION_ROWS = 4
-PARALLEL_TOKEN_ROWS = 33
+PARALLEL_ROWS = 33
 EVERYTHING = 1 << 40  # a window that no context exceeds
 
 Array = NDArray[Any]
@@ -93,7 +92,7 @@ class NumbaOps:
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, double = gate_up.shape
         out = gate_up.new_empty(rows, double // 2)
-        many = rows >= PARALLEL_ACTIVATION_ROWS and self._num_threads > 1
+        many = rows >= PARALLEL_ROWS and self._num_threads > 1
         kernel = pointwise.silu_multiply_parallel if many else pointwise.silu_multiply
         kernel(view(gate_up), view(out))
         return out
@@ -103,7 +102,7 @@ class NumbaOps:
         assert step is not None, "prepare() comes first"
         keys, values = self._layers[layer]
         out = qkv.new_empty(qkv.shape[0], shape.num_heads * shape.head_size)
-        many = qkv.shape[0] >= PARALLEL_TOKEN_ROWS and self._num_threads > 1
+        many = qkv.shape[0] >= PARALLEL_ROWS and self._num_threads > 1
         rotate = attention.rotate_parallel if many else attention.rotate
         merge = attention.merge_parallel if many else attention.merge
         rotate(

@@ -71,7 +71,7 @@ class Decoder:
         self._head = pack_linear(table)
         positions = max_positions or config.max_positions
         rotary = Rotary.from_frequencies(rope_frequencies(config), positions)
-        self.kernels = choose_kernels(kernels, device, dtype, config.head_size, block_size)
+        self.kernels = choose_kernels(kernels, device, dtype, config, block_size)
         self._ops = self._make_ops(rotary, num_threads)
 
     def cache_shape(self, block_size: int) -> CacheShape:
@@ -128,17 +128,19 @@ class Decoder:
 
 
 def choose_kernels(
-    name: str, device: torch.device, dtype: torch.dtype, head_size: int, block_size: int
+    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, block_size: int
 ) -> str:
     """Turn `auto` into the compiled kernels where they apply, else torch."""
     on_cpu = device.type == "cpu" and dtype != torch.float16
-    fits = on_cpu and head_size % 32 == 0 and block_size == KEY_BLOCK
+    whole_vectors = config.head_size % 32 == 0 and config.intermediate_size % 16 == 0
+    fits = on_cpu and whole_vectors and block_size == KEY_BLOCK
     if name == "auto":
         return "numba" if fits else "torch"
     if name == "numba" and not fits:
         raise ConfigError(
             f"kernels='numba' needs the CPU, bfloat16 or float32, a head size that is a multiple "
-            f"of 32 and block_size={KEY_BLOCK}; here: {device.type}, {dtype}, {head_size}, "
+            f"of 32, an intermediate size that is one of 16, and block_size={KEY_BLOCK}; here: "
+            f"{device.type}, {dtype}, {config.head_size}, {config.intermediate_size}, "
             f"{block_size}. Use kernels='auto'"
         )
     return name

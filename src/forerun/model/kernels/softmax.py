@@ -1,4 +1,4 @@
-"""The softmax of a row of scores, whole vectors at a time."""
+"""What needs an exponential, whole vectors at a time: softmax of scores, the SiLU gate."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from numba.extending import intrinsic
 
 from .vector import (
     F32,
+    I16,
     LANES,
     VEC_F32,
     VEC_I32,
     call_lanes,
     fma,
     fold_lanes,
+    load_stored,
     load_vector,
     pointer,
+    round_bf16,
     splat,
+    store_rounded,
     store_vector,
     sum_loop,
 )
 
-__all__ = ["LOWEST", "largest", "soften"]
+__all__ = ["LOWEST", "gate", "largest", "soften"]
 
 LOWEST = -3.0e38  # a score that no position has; its weight is exactly zero
 
@@ -73,6 +77,43 @@ def soften(_context, scores, at, count, top):
         return fold_lanes(builder, total, builder.fadd)
 
     return types.float32(scores, types.intp, types.intp, types.float32), generate
+
+
+@intrinsic
+def gate(_context, gate_up, gate_at, up_at, out, out_at, count):
+    """out[i] = silu(gate[i]) * up[i] for `count` stored elements, a multiple of 16."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array, first, second, target, place, length = args
+        stored = F32 if signature.args[0].dtype == types.float32 else I16
+        gates = pointer(context, builder, signature.args[0], array, first, stored)
+        ups = pointer(context, builder, signature.args[0], array, second, stored)
+        outs = pointer(context, builder, signature.args[3], target, place, stored)
+        lanes = length.type(LANES)
+
+        def body(index: Any, totals: list[Any]) -> list[Any]:
+            at = builder.mul(index, lanes)
+            active = silu_lanes(builder, load_stored(builder, gates, at))
+            if stored != F32:
+                active = round_bf16(builder, active)
+            product = builder.fmul(active, load_stored(builder, ups, at))
+            store_rounded(builder, product, outs, at)
+            return totals
+
+        sum_loop(builder, builder.udiv(length, lanes), [], body)
+        return context.get_dummy_value()
+
+    at = types.intp
+    return types.void(gate_up, at, at, out, at, at), generate
+
+
+def silu_lanes(builder: Any, x: Any) -> Any:
+    """x * sigmoid(x), by the exponential of -|x| so that nothing overflows."""
+    one = ir.Constant(VEC_F32, [1.0] * LANES)
+    e = exp_lanes(builder, builder.fneg(call_lanes(builder, "fabs", x)))
+    positive = builder.fcmp_ordered(">=", x, ir.Constant(VEC_F32, [0.0] * LANES))
+    numerator = builder.select(positive, one, e)
+    return builder.fmul(x, builder.fdiv(numerator, builder.fadd(one, e)))
 
 
 def exp_lanes(builder: Any, x: Any) -> Any:

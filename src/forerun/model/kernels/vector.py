@@ -21,7 +21,7 @@ __all__ = ["narrow", "widen"]
 
 LANES = 16
 
-F32, I32 = ir.FloatType(), ir.IntType(32)
+F32, I32, I16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 VEC_F32, VEC_I32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
@@ -84,6 +84,35 @@ def store_vector(builder: Any, value: Any, pointer: Any, index: Any) -> None:
     """Store 16 consecutive 32-bit elements, wherever they lie."""
     element = builder.gep(pointer, [index])
     builder.store(value, builder.bitcast(element, ir.PointerType(value.type)), align=4)
+
+
+def load_stored(builder: Any, pointer: Any, index: Any) -> Any:
+    """Load 16 consecutive stored elements (bfloat16 bits or float32) as float32."""
+    if pointer.type.pointee == F32:
+        return load_vector(builder, pointer, index)
+    halves = ir.PointerType(ir.VectorType(I16, LANES))
+    loaded = builder.load(builder.bitcast(builder.gep(pointer, [index]), halves), align=2)
+    return low_half(builder, builder.zext(loaded, VEC_I32))
+
+
+def store_rounded(builder: Any, value: Any, pointer: Any, index: Any) -> None:
+    """Store 16 float32 in the pointer's format, rounded to nearest, ties to even."""
+    if pointer.type.pointee == F32:
+        store_vector(builder, value, pointer, index)
+        return
+    bits = builder.lshr(builder.bitcast(round_bf16(builder, value), VEC_I32), VEC_I32([16] * LANES))
+    halves = builder.trunc(bits, ir.VectorType(I16, LANES))
+    place = builder.bitcast(builder.gep(pointer, [index]), ir.PointerType(halves.type))
+    builder.store(halves, place, align=2)
+
+
+def round_bf16(builder: Any, value: Any) -> Any:
+    """Round 16 float32 to what bfloat16 can hold, still as float32."""
+    bits = builder.bitcast(value, VEC_I32)
+    odd = builder.and_(builder.lshr(bits, VEC_I32([16] * LANES)), VEC_I32([1] * LANES))
+    carry = builder.add(odd, VEC_I32([0x7FFF] * LANES))
+    kept = builder.and_(builder.add(bits, carry), VEC_I32([0xFFFF0000] * LANES))
+    return builder.bitcast(kept, VEC_F32)
 
 
 def splat(builder: Any, scalar: Any) -> Any:

@@ -1,0 +1,192 @@
+"""The distribution that comes out of the live engine, by chi-square, with controls that must fail.
+
+Model, filters, noise, acceptance and commit are the real ones; only the drafter is a fake, which
+guesses plausibly, so that about half of its guesses are accepted. The exact distribution comes from
+the slow twin: its own forward pass, its own filters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from reference.drafters import Fake
+from reference.plain import next_probs
+from reference.tiny_engine import Bench
+from scipy import stats
+
+from forerun.engine import core
+from forerun.params import SamplingParams
+from forerun.sampling import filtered_probs
+from forerun.types import Outcome
+
+NUM_TRIALS = 20_480
+SIGMA5 = float(stats.norm.sf(5))
+PROMPT = [3, 1, 4, 1, 5]
+LENGTH = 3
+FILTERED = {"temperature": 0.8, "top_k": 10, "top_p": 0.95, "min_p": 0.02}
+OPEN = {"temperature": 1.0}
+
+
+class Plausible(Fake):
+    """Two likely tokens: the first or second most probable, by the last token's parity."""
+
+    def __init__(self, model) -> None:
+        self.model = model
+        self.known: dict[tuple[int, ...], int] = {}
+
+    def guess(self, request):
+        tokens = list(request.tokens)
+        for _ in range(min(2, request.max_draft)):
+            tokens.append(self.likely(tuple(tokens)))
+        return tokens[len(request.tokens) :]
+
+    def likely(self, tokens):
+        if tokens not in self.known:
+            row = torch.tensor(self.model.next_logits(tokens))
+            self.known[tokens] = int(row.topk(2).indices[tokens[-1] % 2])
+        return self.known[tokens]
+
+
+def sample(narrow, mix, num_trials=NUM_TRIALS):
+    """Generate once per seed, and count the outputs and what was accepted."""
+    bench = Bench(
+        narrow.folder, Plausible(narrow.model), max_draft=2, kernels="numba", block_size=32,
+        max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=32, kv_cache_tokens=1 << 15,
+    )  # fmt: skip
+    bench.core.check_integrity = lambda: None  # checked elsewhere; here it would take all the time
+    batch = [
+        SamplingParams(**mix, seed=seed, max_tokens=LENGTH, ignore_eos=True)
+        for seed in range(num_trials)
+    ]
+    generated = bench.generate([PROMPT] * num_trials, batch)
+    counts = Counter(tuple(each.token_ids) for each in generated)
+    drafted = sum(each.request.counters.num_drafted for each in generated)
+    accepted = sum(each.request.counters.num_accepted for each in generated)
+    return counts, accepted / drafted
+
+
+def exact(narrow, mix):
+    """Compute the probability of every output from the slow twin."""
+    params = SamplingParams(**mix, seed=0)
+    joint = {(): 1.0}
+    for _ in range(LENGTH):
+        longer = {}
+        for output, p in joint.items():
+            row = next_probs(narrow.model, [*PROMPT, *output], params)
+            longer |= {(*output, token): p * q for token, q in enumerate(row) if q > 0}
+        joint = longer
+    return joint
+
+
+def p_value(counts, joint, num_positions):
+    """Chi-square of the first `num_positions` tokens; cells under 10 are put together."""
+    seen, expected = Counter(), Counter()
+    for output, count in counts.items():
+        seen[output[:num_positions]] += count
+    total = sum(counts.values())
+    for output, p in joint.items():
+        expected[output[:num_positions]] += p * total
+    assert all(cell in expected for cell in seen), "an output that the filters forbid"
+    small = [cell for cell, count in expected.items() if count < 10]
+    observed = [seen[cell] for cell in expected if expected[cell] >= 10]
+    wanted = [count for count in expected.values() if count >= 10]
+    rest = sum(expected[cell] for cell in small)
+    if rest >= 5:
+        observed.append(sum(seen[cell] for cell in small))
+        wanted.append(rest)
+    scale = sum(observed) / sum(wanted)
+    assert abs(scale - 1) < 1e-2
+    assert len(wanted) >= 5
+    return float(stats.chisquare(observed, [count * scale for count in wanted]).pvalue)
+
+
+@pytest.mark.parametrize("mix", [OPEN, FILTERED], ids=["open", "filtered"])
+def test_the_output_has_the_targets_distribution(narrow, mix):
+    (counts, accepted_rate), joint = sample(narrow, mix), exact(narrow, mix)
+    assert 0.15 < accepted_rate < 0.85, "accepting and rejecting must both happen"
+    for num_positions in (1, 2, 3):
+        assert p_value(counts, joint, num_positions) > SIGMA5
+
+
+def by_threshold(monkeypatch):
+    """A wrong rule: keep a draft token whenever the target finds it at all likely."""
+    seen = {}
+
+    def sample_and_remember(logits, params, uniforms):
+        seen["probs"] = filtered_probs(logits, params)
+        return right_sample(logits, params, uniforms)
+
+    def accept(samples, proposal):
+        starts = (proposal.lengths + 1).cumsum(0) - (proposal.lengths + 1)
+        kept = []
+        for row, (draft, length) in enumerate(
+            zip(proposal.tokens.tolist(), proposal.lengths.tolist(), strict=True)
+        ):
+            likely = [seen["probs"][int(starts[row]) + i, draft[i]] > 0.1 for i in range(length)]
+            kept.append([*likely, False].index(False))
+        num_accepted = torch.tensor(kept)
+        return Outcome(num_accepted, samples[starts + num_accepted])
+
+    monkeypatch.setattr(core, "sample_tokens", sample_and_remember)
+    monkeypatch.setattr(core, "accept_samples", accept)
+
+
+def accept_all(monkeypatch):
+    """A wrong rule that was shipped: every draft token is kept."""
+
+    def accept(samples, proposal):
+        ends = (proposal.lengths + 1).cumsum(0) - 1
+        return Outcome(proposal.lengths.clone(), samples[ends])
+
+    monkeypatch.setattr(core, "accept_samples", accept)
+
+
+def next_of_another_row(monkeypatch):
+    """The right count, but the next token is the sample of the row after the last draft."""
+
+    def accept(samples, proposal):
+        right = right_accept(samples, proposal)
+        return Outcome(right.num_accepted, samples[(proposal.lengths + 1).cumsum(0) - 1])
+
+    monkeypatch.setattr(core, "accept_samples", accept)
+
+
+def one_noise_for_a_block(monkeypatch):
+    """One uniform for all rows of a block: each token alone is right, two together are not."""
+
+    def positions(plan, lengths):
+        right = right_positions(plan, lengths)
+        rows = [length + 1 for length in lengths]
+        starts = torch.tensor([0, *rows]).cumsum(0)[:-1]
+        return right[starts].repeat(rows)
+
+    monkeypatch.setattr(core, "row_positions", positions)
+
+
+right_sample = core.sample_tokens
+right_accept = core.accept_samples
+right_positions = core.row_positions
+WRONG = [by_threshold, accept_all, next_of_another_row, one_noise_for_a_block]
+
+
+@pytest.mark.parametrize("control", WRONG)
+def test_a_wrong_rule_is_noticed(narrow, control, monkeypatch):
+    control(monkeypatch)
+    (counts, _), joint = sample(narrow, OPEN, num_trials=6144), exact(narrow, OPEN)
+    assert min(p_value(counts, joint, num_positions) for num_positions in (1, 2)) < SIGMA5
+
+
+def test_the_check_sees_a_bias_of_two_percent(narrow):
+    """Power: of biased outputs, expected counts and no luck, 2 % moved are seen at 3 sigma."""
+    joint = exact(narrow, OPEN)
+    first = Counter()
+    for output, p in joint.items():
+        first[output[0]] += p
+    (top, _), (second, _) = first.most_common(2)
+    moved = {(token,): p for token, p in first.items()}
+    moved[(top,)] -= 0.02
+    moved[(second,)] += 0.02
+    counts = Counter({cell: round(p * NUM_TRIALS) for cell, p in moved.items()})
+    assert p_value(counts, joint, 1) < float(stats.norm.sf(3))
