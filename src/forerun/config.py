@@ -78,6 +78,10 @@ class EngineConfig(_Strict):
         _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         _check_range("block_size", self.block_size, 1, 1024)
+        if self.block_size % 2:
+            raise ConfigError(
+                f"block_size={self.block_size} is odd; 16-bit caches keep positions in pairs"
+            )
         for name in ("max_model_len", "kv_cache_tokens", "num_threads"):
             value = getattr(self, name)
             if value is not None:

@@ -22,9 +22,10 @@ __all__ = ["BlockPool", "hash_block"]
 
 
 def hash_block(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash a full block together with everything before it. Collisions would leak text: 128 bits.
+    """Hash a full block together with everything before it.
 
-    Keyed hashing rather than Python's `hash`, so that nobody can construct two prompts that meet.
+    128 bits of a cryptographic hash rather than Python's `hash`: two prompts that met would read
+    each other's cache, and nobody must be able to construct such a pair.
     """
     return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
@@ -98,6 +99,8 @@ class BlockPool:
         """Make blocks impossible to find by hash: what they hold turned out to be worthless."""
         for block in blocks:
             self._forget(block)
+            if block in self._free:
+                self._free.move_to_end(block, last=False)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that reference counts are exactly what the given owners' tables add up to."""

@@ -90,6 +90,8 @@ class Decoder:
 
         Only rows that `step.logit_rows` names pay for the vocabulary projection.
         """
+        assert cache.shape == self.cache_shape(cache.shape.block_size), "a cache of another model"
+        assert self.kernels == "torch" or cache.shape.block_size == KEY_BLOCK, "wrong block size"
         ops, eps = self._ops, self.config.norm_eps
         ops.prepare(step, cache)
         x = functional.embedding(step.token_ids, self._embedding)  # [N, E]
@@ -214,7 +216,10 @@ class _Reader:
                 )
             place.copy_(weight)
         if not torch.isfinite(target).all():
-            raise ModelFileError(f"weights {', '.join(parts)} hold NaN or infinity")
+            raise ModelFileError(
+                f"weights {', '.join(parts)} hold NaN or infinity as {self.dtype}; the file is "
+                "damaged, or the format too narrow: try dtype='float32'"
+            )
         return target
 
 

@@ -60,7 +60,7 @@ def one_thread() -> Iterator[None]:
 
 def make_files(folder: Path, family: str) -> ModelFiles:
     name, options = FAMILIES[family]
-    save_tiny_model(folder, name, **options)
+    save_tiny_model(folder, name, num_hidden_layers=2, **options)
     return open_model(folder)
 
 
@@ -236,7 +236,7 @@ def test_what_was_drafted_and_dropped_leaves_no_trace(files):
 
 
 @NEEDS_BF16
-@pytest.mark.parametrize(("context", "num_threads"), [(20, 1), (250, 1), (250, 2)])
+@pytest.mark.parametrize(("context", "num_threads"), [(20, 1), (250, 2)])
 def test_a_row_has_the_same_bits_in_any_company(files, context, num_threads):
     torch.set_num_threads(num_threads)
     decoder = make_decoder(

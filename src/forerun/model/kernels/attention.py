@@ -6,7 +6,8 @@
     merge    per (token, head): the segments' partial results, in ascending order
 
 What a row computes depends on its own position and on fixed segments of 256 positions, never
-on its neighbours in the batch: a row has the same bits alone, among drafts and among strangers.
+on its neighbours in the batch: from the same inputs a row gets the same bits alone, among drafts
+and among strangers.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ def _normed(row, start, i, weight, scale):
     return widen(narrow(widen(narrow(value * scale, row)) * widen(weight[i]), row))
 
 
-@njit(fastmath=FAST, nogil=True)
+@njit(nogil=True)
 def _rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
-    """Do for one token what `rotate` does for a step."""
+    """Do for one token what `rotate` does for a step.
+
+    No fast mathematics: compiled into two kernels, it must round alike in both.
+    """
     groups, pack = keys.shape[1], keys.shape[4]
     size = keys.shape[2] * pack
     half = size // 2
@@ -87,7 +91,7 @@ def _rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys,
             values[block, g, offset // pack, i, offset % pack] = row[start + i]
 
 
-@njit(fastmath=FAST, cache=True, nogil=True)
+@njit(cache=True, nogil=True)
 def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
     """Write a step's keys and values into the cache, and its rotated queries into `queries`.
 
@@ -101,7 +105,7 @@ def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, q
         )
 
 
-@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+@njit(cache=True, nogil=True, parallel=True)
 def rotate_parallel(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
     """Do what `rotate` does, over all threads: worth it for a piece of a prompt."""
     for t in prange(qkv.shape[0]):
@@ -134,7 +138,9 @@ def attend(queries, keys, values, tables, positions, units, window, partial, top
             newest, oldest = positions[first + last_row // share], positions[first + x // share]
             end = min(SEGMENT, newest + 1 - start)
             begin = max(0, oldest + 1 - window - start)
-            first_block, end_block = begin // KEY_BLOCK, (end + KEY_BLOCK - 1) // KEY_BLOCK
+            # A tile may see nothing of the segment: too old for it, or past its window.
+            end_block = max(0, (end + KEY_BLOCK - 1) // KEY_BLOCK)
+            first_block = min(begin // KEY_BLOCK, end_block)
             for n in range(first_block, end_block):
                 block = tables[request, start // KEY_BLOCK + n] * groups + g
                 score_tile(
