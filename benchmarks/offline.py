@@ -23,9 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forerun.config import SpeculationConfig
 from forerun.engine.engine import Engine
 from forerun.measure.compare import Row, measure, warm_up
-from forerun.measure.prompts import DEMO_PROMPTS, DemoPrompt, read_prompts
+from forerun.measure.prompts import DEMO_PROMPTS, read_prompts
 from forerun.measure.provenance import provenance
 from forerun.measure.switch import switched_engine
 from forerun.params import SamplingParams
@@ -53,28 +54,32 @@ class Quiet:
 def decode(args: argparse.Namespace) -> dict[str, Any]:
     prompts = read_prompts(Path(args.prompts), args.limit) if args.prompts else list(DEMO_PROMPTS)
     params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, seed=1)
-    engine, switch = switched_engine(
-        args.model, drafter=args.drafter, max_draft=args.draft_tokens, num_threads=args.threads
-    )
+    asked = {"drafter": args.drafter}
+    if args.draft_tokens is not None:
+        asked["max_draft"] = args.draft_tokens
+    speculation = SpeculationConfig.from_dict(asked)
+    engine, switch = switched_engine(args.model, speculation, num_threads=args.threads)
     with engine:
         warm_up(engine, switch, prompts[0], params)
         rows = measure(engine, switch, prompts, params, args.rounds, Quiet())
         machinery = engine.machinery
-    print(f"\n{'prompt':<16}{'plain':>8}{'spec.':>8}{'speedup':>9}{'accepted':>10}{'tok/pass':>10}  same")
+    heads = f"{'plain':>8}{'spec.':>8}{'speedup':>9}{'accepted':>10}{'tok/pass':>10}  same"
+    print(f"\n{'prompt':<16}{heads}")
     for row in rows:
+        same_text = "yes" if row.first_difference is None else "no"
         print(
-            f"{row.title[:15]:<16}{row.plain_tokens_per_s:>8.1f}{row.speculative_tokens_per_s:>8.1f}"
+            f"{row.title[:15]:<16}"
+            f"{row.plain_tokens_per_s:>8.1f}{row.speculative_tokens_per_s:>8.1f}"
             f"{row.speedup:>8.2f}x{row.draft_acceptance_rate:>10.0%}"
-            f"{row.mean_acceptance_length:>10.2f}  {'yes' if row.first_difference is None else 'no'}"
+            f"{row.mean_acceptance_length:>10.2f}  {same_text}"
         )
     total = {mode: _seconds(rows, mode == "speculative") for mode in ("plain", "speculative")}
+    speedup = total["plain"] / total["speculative"]
     same = sum(row.first_difference is None for row in rows)
-    print(
-        f"{'all':<16}{'':>16}{total['plain'] / total['speculative']:>8.2f}x{'':>20}  {same}/{len(rows)}"
-    )
+    print(f"{'all':<16}{'':>16}{speedup:>8.2f}x{'':>20}  {same}/{len(rows)}")
     return {
         "rows": [row.to_dict() | {"runs": len(row.runs)} for row in rows],
-        "speedup_of_totals": total["plain"] / total["speculative"],
+        "speedup_of_totals": speedup,
         "same_text": same,
         "dtype": str(machinery.dtype),
         "kernels": machinery.kernels,
@@ -103,7 +108,9 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
     taken = []
     for _ in range(args.rounds + 1):
         begin = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
             assert process.stdout is not None
             process.stdout.read(1)
             taken.append(time.perf_counter() - begin)

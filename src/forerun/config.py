@@ -36,6 +36,8 @@ class SpeculationConfig(_Strict):
     prompt_lookup_min: int = 2  # shortest
 
     def __post_init__(self) -> None:
+        if not isinstance(self.drafter, str):
+            raise ConfigError(f"drafter={self.drafter!r} is not the name of a drafter")
         _check_range("max_draft", self.max_draft, 0, MAX_DRAFT)
         _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
         _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 32)

@@ -12,10 +12,10 @@ import pytest
 from cli_process import Cli
 from rich.console import Console
 
-from forerun.cli.demo_prompts import DEMO_PROMPTS
-from forerun.cli.demo_runs import Row, Run
 from forerun.cli.demo_view import LiveWatcher, make_table
 from forerun.engine.engine import Chunk
+from forerun.measure.compare import Row, Run
+from forerun.measure.prompts import DEMO_PROMPTS
 
 
 def make_run(tokens: Sequence[int], *, speculative: bool, tpot_s: float = 0.02) -> Run:

@@ -32,7 +32,8 @@ def test_speculation_refused(name, value):
     [
         ("max_num_seqs", 0), ("max_num_seqs", 4097), ("max_num_seqs", 1.0), ("max_num_seqs", True),
         ("max_num_batched_tokens", 0), ("max_num_batched_tokens", 63), ("block_size", 0),
-        ("block_size", 1025), ("max_model_len", 0), ("max_model_len", -1), ("max_model_len", 1.5),
+        ("block_size", 1025), ("block_size", 33), ("max_model_len", 0), ("max_model_len", -1),
+        ("max_model_len", 1.5),
         ("kv_cache_tokens", 0), ("num_threads", 0), ("dtype", "fp8"), ("dtype", None),
         ("dtype", []), ("kernels", "cuda"), ("kernels", 1),
     ],

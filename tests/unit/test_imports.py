@@ -17,6 +17,7 @@ LAYERS = [
     {"cache", "sampling", "text", "fetch", "model", "registry"},
     {"draft"},
     {"engine"},
+    {"measure"},
     {"cli", "__main__", "__init__"},
 ]
 # Within a layer parts are siblings that do not know each other, with these exceptions.

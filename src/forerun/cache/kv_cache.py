@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,14 +48,8 @@ class KVCache:
         self.num_blocks = num_blocks
         pack, size, block = shape.pack, shape.head_size, shape.block_size
         lead = (shape.num_layers, num_blocks, shape.num_kv_heads)
-        # Zeros, not empty: a kernel may multiply a stale position by a weight of zero, and zero
-        # times NaN is NaN. On the CPU the pages cost nothing until they are written.
-        self.keys = torch.zeros(
-            (*lead, size // pack, block, pack), dtype=shape.dtype, device=device
-        )
-        self.values = torch.zeros(
-            (*lead, block // pack, size, pack), dtype=shape.dtype, device=device
-        )
+        self.keys = _zeros((*lead, size // pack, block, pack), shape.dtype, device)
+        self.values = _zeros((*lead, block // pack, size, pack), shape.dtype, device)
 
     def write(
         self, layer: int, blocks: Tensor, offsets: Tensor, keys: Tensor, values: Tensor
@@ -80,3 +75,15 @@ class KVCache:
         """Zero blocks in which a failed request may have left NaN."""
         self.keys[:, blocks] = 0
         self.values[:, blocks] = 0
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Make zeros that cost no memory on the CPU until they are written.
+
+    Zeros, not empty: a kernel may multiply a stale position by a weight of zero, and zero times
+    NaN is NaN. `torch.zeros` writes every page; numpy asks the system for pages that are zero.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    bits = np.zeros(size, np.int16 if dtype.itemsize == 2 else np.float32)
+    return torch.from_numpy(bits).view(dtype)

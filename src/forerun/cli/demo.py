@@ -11,8 +11,8 @@ import typer
 
 from .._version import __version__
 from ..errors import ConfigError, ModelNotFound
-from .demo_prompts import DEMO_PROMPTS
-from .demo_runs import Row, measure, warm_up
+from ..measure.compare import Row, measure, warm_up
+from ..measure.prompts import DEMO_PROMPTS
 from .demo_view import LineWatcher, LiveWatcher, make_table
 from .loading import open_engine
 from .options import EngineOptions, SamplingOptions
@@ -21,8 +21,8 @@ from .screen import is_terminal, out, spinner
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..measure.switch import SwitchedDrafter
     from ..params import SamplingParams
-    from .switch import SwitchedDrafter
 
 __all__ = ["demo"]
 
@@ -89,7 +89,7 @@ def _pull_if_needed(model: str) -> None:
 def _open(options: EngineOptions) -> tuple[Engine, SwitchedDrafter]:
     from ..config import SpeculationConfig
     from ..draft.base import make_drafter
-    from .switch import SwitchedDrafter
+    from ..measure.switch import SwitchedDrafter
 
     switch = SwitchedDrafter(make_drafter(SpeculationConfig.from_dict(options.speculation())))
     # A prefix found in the cache would spare the second run of a prompt what the first one paid.

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .demo_runs import Row, Run
+from ..measure.compare import Row, Run
 from .screen import out, printable
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from ..config import EngineConfig, SpeculationConfig
 from ..draft.base import Drafter, make_drafter
 from ..errors import (
+    ConfigError,
     ContextTooLong,
     EmptyPrompt,
     EngineClosed,
@@ -109,15 +110,11 @@ class Engine:
         """
         known = [each.name for each in fields(EngineConfig)]
         refuse_unknown(options, [*known, "drafter", "max_draft"], "Engine.from_pretrained")
-        if isinstance(speculation, SpeculationConfig):
-            spec = speculation
-        else:
-            given = dict(speculation or {})
-            if isinstance(drafter, str) and drafter != "auto":
-                given["drafter"] = drafter
-            if max_draft is not None:
-                given["max_draft"] = max_draft
-            spec = SpeculationConfig.from_dict(given)
+        named = isinstance(drafter, str) and drafter != "auto"
+        short: dict[str, Any] = {"drafter": drafter} if named else {}
+        if max_draft is not None:
+            short["max_draft"] = max_draft
+        spec = _combine(speculation, short)
         config = EngineConfig(**options, speculation=spec)
         own = None if isinstance(drafter, str) else drafter
         return cls(open_model(resolve_model(model)), config, own)
@@ -310,6 +307,21 @@ class _Stream:
             seed=request.seed,
             error=error,
         )
+
+
+def _combine(
+    speculation: SpeculationConfig | Mapping[str, Any] | None, short: Mapping[str, Any]
+) -> SpeculationConfig:
+    """Join the two ways of naming speculation settings; neither silently wins over the other."""
+    if not isinstance(speculation, SpeculationConfig):
+        return SpeculationConfig.from_dict({**(speculation or {}), **short})
+    for name, value in short.items():
+        if getattr(speculation, name) != value:
+            raise ConfigError(
+                f"{name}={value!r} contradicts speculation.{name}={getattr(speculation, name)!r}; "
+                "give one of them"
+            )
+    return speculation
 
 
 def _split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

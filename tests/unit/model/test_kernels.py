@@ -375,9 +375,10 @@ def test_both_activations_give_the_same_bits_in_float32(width):
     assert np.array_equal(serial, threads), ROWS_DIFFER
 
 
+@pytest.mark.parametrize("head_norms", [False, True])
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize(("size", "share", "groups"), [(32, 1, 1), (64, 3, 3), (128, 2, 8)])
-def test_both_rotations_give_the_same_bits(dtype, size, share, groups):
+def test_both_rotations_give_the_same_bits(dtype, size, share, groups, head_norms):
     results = []
     for rotate in (attention.rotate, attention.rotate_parallel):
         world = World(dtype, size, groups, [700], seed=3)
@@ -386,7 +387,7 @@ def test_both_rotations_give_the_same_bits(dtype, size, share, groups):
         positions = np.arange(700)
         slots = np.array([world.tables[0][p // BLOCK] * BLOCK + p % BLOCK for p in positions])
         qkv = world.draw((700, (share * groups + 2 * groups) * size), 2.0)
-        weights = [world.draw((0,)) for _ in range(2)]
+        weights = [world.draw((size if head_norms else 0,)) for _ in range(2)]
         queries = np.zeros((groups, 700 * share + TILE_ROWS, size), np.float32)
         rotate(
             qkv, cos, sin, weights[0], weights[1], np.float32(1e-6), positions, slots,

@@ -1,13 +1,20 @@
-"""Four kinds of prompt, from a text that is copied almost whole to one with nothing to copy.
+"""Prompts to measure with: four kinds of our own, or those of a file.
+
+Ours go from a text that is copied almost whole to one with nothing to copy.
 
 They are written for a model of 135M parameters, which edits a text only if it has seen how.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["DEMO_PROMPTS", "DemoPrompt"]
+from ..errors import ConfigError
+
+__all__ = ["DEMO_PROMPTS", "DemoPrompt", "read_prompts"]
 
 NOTES = """\
 Notes from the weekly meeting
@@ -80,3 +87,27 @@ DEMO_PROMPTS = (
         ),
     ),
 )
+
+
+def read_prompts(path: Path, limit: int | None = None) -> list[DemoPrompt]:
+    """Read JSON lines with "prompt" or "turns" (the first is used), at most `limit` per category.
+
+    Raises:
+        ConfigError: a line that is no such object, with its number.
+    """
+    prompts: list[DemoPrompt] = []
+    seen: Counter[str] = Counter()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            text = entry["prompt"] if "prompt" in entry else entry["turns"][0]
+            title = str(entry.get("category", "prompt"))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ConfigError(
+                f'{path}, line {number}: expected an object with "prompt" or "turns" '
+                f"({type(error).__name__}: {error})"
+            ) from None
+        if limit is None or seen[title] < limit:
+            prompts.append(DemoPrompt(title, (_user(text),)))
+        seen[title] += 1
+    return prompts

@@ -1,17 +1,20 @@
 """A drafter that can be switched off between requests: both modes on one engine, nothing else
-different. Imported only once an engine is wanted.
+different.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from ..draft.base import Abilities, Drafter
+from ..config import SpeculationConfig
+from ..draft.base import Abilities, Drafter, make_drafter
+from ..engine.engine import Engine
 from ..types import DraftRequest, Proposal, RequestOutcome
 
-__all__ = ["SwitchedDrafter"]
+__all__ = ["SwitchedDrafter", "switched_engine"]
 
 
 class SwitchedDrafter:
@@ -36,3 +39,18 @@ class SwitchedDrafter:
 
     def finish(self, request_id: int) -> None:
         self._inner.finish(request_id)
+
+
+def switched_engine(
+    model: str, speculation: SpeculationConfig, **options: Any
+) -> tuple[Engine, SwitchedDrafter]:
+    """Load a model with a drafter that can be switched, and nothing that favours a second run.
+
+    `options` are the fields of `EngineConfig`.
+    """
+    switch = SwitchedDrafter(make_drafter(speculation))
+    # A prefix found in the cache would spare the second run of a prompt what the first one paid.
+    engine = Engine.from_pretrained(
+        model, drafter=switch, speculation=speculation, enable_prefix_caching=False, **options
+    )
+    return engine, switch

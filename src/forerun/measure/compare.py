@@ -1,4 +1,4 @@
-"""What the demo measures: each prompt plain and speculative in turn, on one engine.
+"""A fair comparison: each prompt plain and speculative in turn, on one engine.
 
 tokens/s is the decode rate, (num_emitted - 1) / (e2e - ttft): the prompt's own time is left out.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .demo_prompts import DemoPrompt
+from .prompts import DemoPrompt
 
 if TYPE_CHECKING:
     from ..engine.engine import Chunk, Engine, GenerationResult
