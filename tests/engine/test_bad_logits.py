@@ -115,6 +115,17 @@ def test_a_failing_request_does_not_wipe_a_prefix_that_others_use(tiny_compiled,
 
 
 @KERNELS
+def test_a_prompt_that_failed_fails_again(tiny_compiled, prompts, kernels):
+    """Its first blocks were published before anything was noticed; nobody may build on them."""
+    bench = poisoned(tiny_compiled, kernels, max_num_batched_tokens=40, max_num_seqs=4)
+    prompt = [*prompts[0], POISON, *prompts[7], *prompts[0]]
+    for _ in range(2):
+        (each,) = bench.generate([prompt], GREEDY)
+        assert_invalid(each)
+        assert each.stats.num_cached_tokens == 0
+
+
+@KERNELS
 def test_a_draft_cannot_break_an_answer_by_what_it_computes(tiny_compiled, prompts, kernels):
     """The drafted token's own values are NaN. Plain decoding never meets it; nor may the answer."""
 

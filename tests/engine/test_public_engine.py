@@ -46,6 +46,13 @@ def wait_idle(engine):
     engine._loop._core.check_integrity()
 
 
+def assert_cancelled(engine, requests):
+    """They ended because somebody ended them, not by themselves."""
+    assert requests, "nothing was running"
+    wait_idle(engine)
+    assert {request.finish_reason for request in requests} == {FinishReason.CANCELLED}
+
+
 def assert_plain(tiny, result, params=GREEDY):
     want = tiny.plain(result.prompt_token_ids, params)
     assert result.token_ids == want.token_ids
@@ -98,16 +105,18 @@ def test_closing_a_stream_frees_its_request(engine, prompts):
     stream = engine.stream(prompts[0], ENDLESS)
     first = next(stream)
     assert first.token_ids
+    running = scheduler(engine).unfinished()
     stream.close()
-    wait_idle(engine)
+    assert_cancelled(engine, running)
 
 
 def test_dropping_a_stream_frees_its_request(engine, prompts):
     for chunk in engine.stream(prompts[0], ENDLESS):
         assert chunk.token_ids
+        running = scheduler(engine).unfinished()
         break
     gc.collect()
-    wait_idle(engine)
+    assert_cancelled(engine, running)
 
 
 def test_a_stream_that_is_never_read_starts_nothing(engine, prompts):
@@ -153,13 +162,15 @@ def test_asyncio_streams_the_same(engine, tiny, prompts):
 def test_cancelling_an_asyncio_task_frees_its_requests(engine, prompts):
     async def main():
         task = asyncio.create_task(engine.agenerate(prompts, ENDLESS))
-        await asyncio.sleep(0.05)
+        while len(engine._loop._sinks) < len(prompts):
+            await asyncio.sleep(0.001)
+        running = scheduler(engine).unfinished()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        return running
 
-    asyncio.run(main())
-    wait_idle(engine)
+    assert_cancelled(engine, asyncio.run(main()))
 
 
 def test_closing_an_asyncio_stream_frees_its_request(engine, prompts):
@@ -167,20 +178,25 @@ def test_closing_an_asyncio_stream_frees_its_request(engine, prompts):
         stream = engine.astream(prompts[0], ENDLESS)
         async for chunk in stream:
             assert chunk.token_ids
+            running = scheduler(engine).unfinished()
             break
         await stream.aclose()
+        return running
 
-    asyncio.run(main())
-    wait_idle(engine)
+    assert_cancelled(engine, asyncio.run(main()))
 
 
 def test_a_time_limit_frees_its_request(engine, prompts):
     async def main():
+        answer = asyncio.create_task(engine.agenerate(prompts[0], ENDLESS))
+        while not scheduler(engine).unfinished():
+            await asyncio.sleep(0.001)
+        running = scheduler(engine).unfinished()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.agenerate(prompts[0], ENDLESS), 0.05)
+            await asyncio.wait_for(answer, 0.01)
+        return running
 
-    asyncio.run(main())
-    wait_idle(engine)
+    assert_cancelled(engine, asyncio.run(main()))
 
 
 def test_an_event_loop_that_goes_away(engine, tiny, prompts):

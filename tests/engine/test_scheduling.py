@@ -88,6 +88,20 @@ def test_the_youngest_gives_way(tiny, prompts):
     assert counts[-1] > 0
 
 
+def test_who_gave_way_comes_back_before_newcomers_start(tiny, prompts):
+    bench = Bench(tiny.folder, cache_blocks=16, max_model_len=128, max_num_seqs=4)
+    batch = [bench.add(prompts[7][:16], GREEDY) for _ in range(4)]
+    while not any(each.stats.num_preemptions for each in batch):
+        bench.step()
+    newcomer = bench.add(prompts[1], GREEDY)
+    while newcomer.request.scheduled_s is None:
+        assert bench.core.has_work
+        bench.step()
+    assert all(each.finish_reason or each.request.num_computed for each in batch)
+    bench.run()
+    assert_plain(tiny, bench.seen)
+
+
 def test_preemption_with_prompts_in_pieces(tiny, prompts):
     bench = Bench(
         tiny.folder, oracle(tiny, prompts), cache_blocks=16, max_model_len=128,

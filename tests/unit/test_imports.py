@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
+
+import pytest
 
 import forerun
 import forerun.errors
@@ -96,12 +99,16 @@ def test_files_hold_one_idea() -> None:
 
 
 def test_the_package_exports_what_it_says() -> None:
-    public = {
-        name
-        for name, value in vars(forerun).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert public == set(forerun.__all__) - {"__version__"}
+    assert set(forerun.__all__) == {*forerun._HOMES, "__version__"}
+    for name in forerun.__all__:
+        assert getattr(forerun, name) is not None
+    with pytest.raises(AttributeError, match="Engin"):
+        forerun.Engin  # noqa: B018
+
+
+def test_starting_the_program_loads_no_torch() -> None:
+    code = "import sys, forerun.cli; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_error_tree_is_the_one_that_is_drawn() -> None:
