@@ -15,7 +15,7 @@ from forerun.registry import forerun_home
 
 pytestmark = pytest.mark.model
 FOLDER = forerun_home() / "models" / "smollm2-135m"
-SHORT, LONG = (SamplingParams(temperature=0, max_tokens=count) for count in (20, 64))
+SHORT, LONG = (SamplingParams(temperature=0, max_tokens=count) for count in (20, 32))
 
 
 @pytest.fixture(scope="module")
