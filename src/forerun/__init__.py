@@ -1,10 +1,10 @@
 """forerun: a self-hosted language model answers sooner, and says the same.
 
-    from forerun import Engine, SamplingParams
+from forerun import Engine, SamplingParams
 
-    with Engine.from_pretrained("smollm2-135m") as engine:
-        (result,) = engine.generate("Once upon a time", SamplingParams(temperature=0))
-        print(result.text, result.stats.mean_acceptance_length)
+with Engine.from_pretrained("smollm2-135m") as engine:
+    (result,) = engine.generate("Once upon a time", SamplingParams(temperature=0))
+    print(result.text, result.stats.mean_acceptance_length)
 """
 
 from __future__ import annotations

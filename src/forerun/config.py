@@ -50,6 +50,8 @@ class SpeculationConfig(_Strict):
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> SpeculationConfig:
         """Build from a mapping in forerun's or vLLM's key names; unknown keys are refused."""
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"speculation={options!r} is neither a mapping nor a config")
         known = [each.name for each in fields(cls)]
         refuse_unknown(options, [*known, *VLLM_KEYS], "the speculative config")
         ours = {VLLM_KEYS.get(key, key): value for key, value in options.items()}
@@ -77,6 +79,12 @@ class EngineConfig(_Strict):
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", "bfloat16", "float16", "float32"))
         _check_choice("kernels", self.kernels, ("auto", "torch", "numba"))
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError(
+                f"enable_prefix_caching={self.enable_prefix_caching!r} is not true or false"
+            )
+        if not isinstance(self.speculation, SpeculationConfig):
+            raise ConfigError(f"speculation={self.speculation!r} is not a SpeculationConfig")
         _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         _check_range("block_size", self.block_size, 1, 1024)

@@ -53,10 +53,14 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameter(f"ignore_eos={self.ignore_eos!r} is not true or false")
         check_stop_strings(self.stop)
-        if isinstance(self.stop_token_ids, str) or not isinstance(self.stop_token_ids, Sequence):
+        if not isinstance(self.stop_token_ids, list | tuple):
             raise InvalidParameter(f"stop_token_ids={self.stop_token_ids!r} is not a list of ids")
         for token in self.stop_token_ids:
             check_integer("stop_token_ids", token, 0, None)
+        # The caller's lists may change later; what was checked must not. Still being born here.
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if not isinstance(self.stop, str):
+            object.__setattr__(self, "stop", tuple(self.stop))
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> SamplingParams:
@@ -103,7 +107,7 @@ def check_integer(name: str, value: object, low: int, high: int | None) -> None:
 def check_stop_strings(stop: object) -> None:
     """Raise `InvalidParameter` unless `stop` is a non-empty string or a list of such."""
     strings = [stop] if isinstance(stop, str) else stop
-    if not isinstance(strings, Sequence):
+    if not isinstance(strings, list | tuple):
         raise InvalidParameter(f"stop={stop!r} is neither a string nor a list of strings")
     for index, text in enumerate(strings):
         if not isinstance(text, str):

@@ -6,9 +6,10 @@ V vocabulary, E hidden size. Nothing here computes anything but properties.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ __all__ = [
     "Proposal",
     "RequestOutcome",
     "TokenEvent",
+    "TokenView",
 ]
 
 
@@ -31,6 +33,28 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"  # its owner asked
     ERROR = "error"  # see the event's error
+
+
+class TokenView(Sequence[int]):
+    """A request's tokens to read and not to write: O(1) to make, slices are copies."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self._tokens[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens)
 
 
 @dataclass(frozen=True, slots=True)

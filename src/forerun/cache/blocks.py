@@ -1,9 +1,9 @@
 """Who owns which cache block: allocation, reference counts and prefix hashes. No tensors here.
 
 A block holds `block_size` consecutive positions of one request. A full block whose positions
-are all committed may be *published* under a hash of every token up to its end; a later request
-with the same beginning takes it over instead of computing it. Draft positions are never
-published: a block is hashed only after commit.
+are all committed and proven finite may be *published* under a hash of every token up to its end; a
+later request with the same beginning takes it over instead of computing it. Draft positions are
+never published: a block is hashed only after commit.
 
     state of a block          reference count    found by hash
     free, empty                      0                no
@@ -94,13 +94,6 @@ class BlockPool:
                 self._free[block] = None
                 if self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
-
-    def forget(self, blocks: Sequence[int]) -> None:
-        """Make blocks impossible to find by hash: what they hold turned out to be worthless."""
-        for block in blocks:
-            self._forget(block)
-            if block in self._free:
-                self._free.move_to_end(block, last=False)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that reference counts are exactly what the given owners' tables add up to."""

@@ -71,10 +71,16 @@ class KVCache:
         values = values.permute(1, 0, 2, 4, 3).reshape(groups, -1, size)  # [G, n * block, D]
         return keys[:, :length], values[:, :length]
 
-    def scrub(self, blocks: Tensor) -> None:
-        """Zero blocks in which a failed request may have left NaN."""
-        self.keys[:, blocks] = 0
-        self.values[:, blocks] = 0
+    def scrub(self, block: int, offset: int) -> None:
+        """Zero a block's values from `offset` on, where NaN may lie.
+
+        Keys may stay: scores of positions that a row does not see are overwritten, but values are
+        multiplied by a weight of zero, and zero times NaN is NaN.
+        """
+        pack = self.shape.pack
+        self.values[:, block, :, -(-offset // pack) :] = 0
+        if offset % pack:
+            self.values[:, block, :, offset // pack, :, offset % pack :] = 0
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

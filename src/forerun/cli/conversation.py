@@ -42,7 +42,7 @@ class Conversation:
         self.last = None
         parts: list[str] = []
         try:
-            with closing(stream) as chunks:  # type: ignore[type-var]
+            with closing(stream) as chunks:
                 for chunk in chunks:
                     parts.append(chunk.text)
                     self.last = chunk.result

@@ -94,7 +94,7 @@ def _stream(
 ) -> GenerationResult:
     result = None
     ends_line = True
-    with closing(engine.stream(prompt, params)) as chunks:  # type: ignore[type-var]
+    with closing(engine.stream(prompt, params)) as chunks:
         for chunk in chunks:
             _write(chunk.text)
             ends_line = chunk.text.endswith("\n") if chunk.text else ends_line

@@ -64,6 +64,7 @@ class EngineCore:
         """Do one pass and say what each request got from it."""
         begin_s = time.perf_counter()
         plan = self._scheduler.schedule(begin_s)
+        self._runner.scrub(self._scheduler.take_suspects())
         if not plan.entries:
             return []
         sampling = plan.sampling
@@ -78,6 +79,7 @@ class EngineCore:
         verified_s = time.perf_counter()
         events, heard = self._commit(plan, proposal, outcome, broken, verified_s)
         self._drafter.observe(heard, features)
+        self._finish(events)
         end_s = time.perf_counter()
         for entry in plan.entries:
             entry.request.counters.count_time(
@@ -107,8 +109,13 @@ class EngineCore:
         )
         rows = zip(plan.sampling, *columns, broken, strict=True)
         for entry, draft, num_drafted, num_accepted, next_token, is_broken in rows:
+            if is_broken and num_drafted:
+                # A draft's own NaN reaches the rows beside it; the plain pass never meets it.
+                self._scheduler.retry_plainly(entry)
+                entry.request.counters.count_fault("nan_in_draft")
+                continue
             if is_broken:
-                events.append(self._fail(entry.request, _nan_error(entry), scrub=True))
+                events.append(self._fail(entry.request, _nan_error(entry)))
                 continue
             candidates = [*draft[:num_accepted], next_token]
             block = _cut_at_stop(entry.request, candidates)
@@ -119,15 +126,15 @@ class EngineCore:
             request_id, finished = entry.request.request_id, block.finish_reason is not None
             events.append(TokenEvent(request_id, emitted, block.text, kept, block.finish_reason))
             heard.append(RequestOutcome(request_id, num_drafted, kept, emitted, finished))
+        return events, heard
+
+    def _finish(self, events: list[TokenEvent]) -> None:
         for event in events:
             if event.finish_reason is not None:
                 self._drafter.finish(event.request_id)
-        return events, heard
 
-    def _fail(self, request: Request, error: ForerunError, *, scrub: bool) -> TokenEvent:
-        blocks = self._scheduler.end(request, FinishReason.ERROR, discard=scrub)
-        if scrub:
-            self._runner.scrub(blocks)
+    def _fail(self, request: Request, error: ForerunError) -> TokenEvent:
+        self._scheduler.end(request, FinishReason.ERROR)
         text = request.detokenizer.finish()
         return TokenEvent(request.request_id, (), text, 0, FinishReason.ERROR, error)
 
@@ -142,10 +149,8 @@ class EngineCore:
         else:
             wrapped = ForerunError(f"a pass failed: {type(error).__name__}: {error}")
         wrapped.__cause__ = error
-        events = []
-        for entry in plan.entries:
-            events.append(self._fail(entry.request, wrapped, scrub=False))
-            self._drafter.finish(entry.request.request_id)
+        events = [self._fail(entry.request, wrapped) for entry in plan.entries]
+        self._finish(events)
         return events
 
 
@@ -158,17 +163,18 @@ def decide(plan: Plan, proposal: Proposal, logits: Tensor) -> tuple[Outcome, lis
     lengths = proposal.lengths.tolist()
     counts = proposal.lengths + 1  # [B] rows of each request
     requests = [entry.request for entry in sampling]
-    params = FilterParams.from_params([each.params for each in requests])
-    params = params.repeat(counts, len(logits))
+    device = logits.device
+    params = FilterParams.from_params([each.params for each in requests], device)
+    params = params.repeat(counts.to(device), len(logits))
     if params.all_greedy:
         noise = torch.zeros(len(logits), dtype=torch.float64)
     else:
         seeds = torch.tensor([_signed(each.seed) for each in requests]).repeat_interleave(counts)
         noise = uniforms(seeds.numpy().view("uint64"), row_positions(plan, lengths), Stream.TARGET)
-    samples = sample_tokens(logits, params, noise)
+    samples = sample_tokens(logits, params, noise.to(device)).cpu()
     owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
     broken = torch.zeros(len(counts), dtype=torch.bool)
-    broken[owners[bad_rows(logits)]] = True
+    broken[owners[bad_rows(logits).cpu()]] = True
     return accept_samples(samples, proposal), broken.tolist()
 
 

@@ -7,7 +7,7 @@ import itertools
 import queue
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -115,6 +115,8 @@ class Engine:
         if max_draft is not None:
             short["max_draft"] = max_draft
         spec = _combine(speculation, short)
+        if not isinstance(drafter, str) and not hasattr(drafter, "propose"):
+            raise ConfigError(f"drafter={drafter!r} is neither a name nor a drafter")
         config = EngineConfig(**options, speculation=spec)
         own = None if isinstance(drafter, str) else drafter
         return cls(open_model(resolve_model(model)), config, own)
@@ -138,9 +140,11 @@ class Engine:
             self._abandon(streams)
             raise
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[Chunk, None, None]:
         """Answer one prompt piece by piece. Closing the iterator cancels the request."""
-        (request,) = self._make_requests([prompt], params)
+        request = self._make_request(prompt, _checked(params or SamplingParams()))
         return self._stream(_Stream(request))
 
     async def agenerate(
@@ -156,7 +160,7 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """`stream` for asyncio."""
-        (request,) = self._make_requests([prompt], params)
+        request = self._make_request(prompt, _checked(params or SamplingParams()))
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         stream = _Stream(request)
@@ -171,11 +175,7 @@ class Engine:
         """Turn a prompt of any form into token ids, as `generate` would."""
         if isinstance(prompt, str):
             return self.codec.encode(prompt)
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise InvalidParameter(
-                f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}"
-            )
-        items: list[Any] = list(prompt)
+        items = _as_list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return self.codec.encode_chat(items)
         for item in items:
@@ -207,7 +207,8 @@ class Engine:
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(many)
         else:
-            each = list(params)
+            each = _as_list(params, "params is a SamplingParams or a list of them")
+        each = [_checked(one) for one in each]
         if len(each) != len(many):
             raise InvalidParameter(f"{len(each)} sampling params for {len(many)} prompts")
         return [self._make_request(*pair) for pair in zip(many, each, strict=True)]
@@ -243,7 +244,7 @@ class Engine:
             arrival_s=time.perf_counter(),
         )
 
-    def _stream(self, stream: _Stream) -> Iterator[Chunk]:
+    def _stream(self, stream: _Stream) -> Generator[Chunk, None, None]:
         self._loop.submit(stream.request, stream.put)
         try:
             while stream.result is None:
@@ -313,8 +314,12 @@ def _combine(
     speculation: SpeculationConfig | Mapping[str, Any] | None, short: Mapping[str, Any]
 ) -> SpeculationConfig:
     """Join the two ways of naming speculation settings; neither silently wins over the other."""
+    if speculation is None:
+        speculation = {}
+    if isinstance(speculation, Mapping):
+        return SpeculationConfig.from_dict({**speculation, **short})
     if not isinstance(speculation, SpeculationConfig):
-        return SpeculationConfig.from_dict({**(speculation or {}), **short})
+        raise ConfigError(f"speculation={speculation!r} is neither a mapping nor a config")
     for name, value in short.items():
         if getattr(speculation, name) != value:
             raise ConfigError(
@@ -324,14 +329,29 @@ def _combine(
     return speculation
 
 
+def _checked(params: object) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise InvalidParameter(
+            f"{params!r} is not a SamplingParams; SamplingParams.from_dict makes one of a dict"
+        )
+    return params
+
+
 def _split(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Tell one prompt from many: a list of numbers or of messages is one."""
     if isinstance(prompts, str):
         return [prompts]
-    items: list[Any] = list(prompts)
+    items = _as_list(prompts)
     if items and isinstance(items[0], int | Mapping):
         return [items]
     return items
+
+
+def _as_list(given: object, wanted: str = "a prompt is text, token ids or messages") -> list[Any]:
+    """Copy a sequence of things; text and bytes are no such sequence."""
+    if isinstance(given, bytes | bytearray | str) or not isinstance(given, Sequence):
+        raise InvalidParameter(f"{wanted}, not {type(given).__name__}")
+    return list(given)
 
 
 def _post(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..draft.base import Drafter
@@ -45,14 +44,19 @@ class GuardedDrafter:
         return Proposal.from_lists([drafts.get(view.request_id, []) for view in views])
 
     def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
-        """Tell the drafter what became of a step."""
+        """Tell the drafter what became of a step, but for requests that it has failed."""
+        heard = [each for each in outcomes if self._alive[each.request_id].drafting]
+        if not heard:
+            return
         try:
-            self._drafter.observe(outcomes, features)
+            self._drafter.observe(heard, features)
         except Exception:  # noqa: BLE001
-            for outcome in outcomes:
-                request = self._alive.get(outcome.request_id)
-                if request is not None:
-                    self._give_up(request, "observe_failed")
+            if len(heard) == 1:
+                self._give_up(self._alive[heard[0].request_id], "observe_failed")
+                return
+            # Tell it each alone, to learn whose it is.
+            for outcome in heard:
+                self.observe([outcome], features)
 
     def finish(self, request_id: int) -> None:
         """Have the drafter drop a request."""
@@ -68,10 +72,7 @@ class GuardedDrafter:
 
     def _ask(self, views: Sequence[DraftRequest]) -> dict[int, list[int]]:
         try:
-            proposal = self._drafter.propose(views)
-            reasons = [
-                find_fault(proposal, views, index, self._vocab_size) for index in range(len(views))
-            ]
+            rows = read_rows(self._drafter.propose(views), len(views))
         except Exception:  # noqa: BLE001
             if len(views) == 1:
                 self._give_up(self._alive[views[0].request_id], "propose_failed")
@@ -79,10 +80,10 @@ class GuardedDrafter:
             # Ask for each alone, to learn whose it is.
             return {key: draft for view in views for key, draft in self._ask([view]).items()}
         drafts = {}
-        rows = zip(views, proposal.tokens.tolist(), proposal.lengths.tolist(), reasons, strict=True)
-        for view, row, length, reason in rows:
+        for view, (tokens, length) in zip(views, rows, strict=True):
+            reason = find_fault(tokens, length, self._vocab_size)
             if reason is None:
-                drafts[view.request_id] = row[: min(length, view.max_draft)]
+                drafts[view.request_id] = tokens[: min(length, view.max_draft)]
             else:
                 self._give_up(self._alive[view.request_id], reason)
         return drafts
@@ -99,21 +100,27 @@ class GuardedDrafter:
         )
 
 
-def find_fault(
-    proposal: Proposal, views: Sequence[DraftRequest], index: int, vocab_size: int
-) -> str | None:
-    """Say what is wrong with one row of a proposal; a draft that is merely too long is not.
+def read_rows(proposal: Proposal, num_requests: int) -> list[tuple[list[int], int]]:
+    """Take a proposal apart: (tokens with padding, length) of each request.
 
     Raises:
         ValueError: the proposal as a whole does not fit the batch.
     """
-    count, width = proposal.tokens.shape
-    if count != len(views) or proposal.lengths.shape != (count,):
-        raise ValueError(f"{count} drafts for {len(views)} requests")
-    length = int(proposal.lengths[index])
-    if not 0 <= length <= width:
+    tokens, lengths = proposal.tokens, proposal.lengths
+    if tokens.dtype.is_floating_point or lengths.dtype.is_floating_point:
+        raise ValueError(f"a proposal holds whole numbers, not {tokens.dtype}, {lengths.dtype}")
+    if tokens.dim() != 2 or len(tokens) != num_requests or lengths.shape != (num_requests,):
+        raise ValueError(
+            f"a proposal of shapes {list(tokens.shape)}, {list(lengths.shape)} for "
+            f"{num_requests} requests"
+        )
+    return list(zip(tokens.tolist(), lengths.tolist(), strict=True))
+
+
+def find_fault(tokens: Sequence[int], length: int, vocab_size: int) -> str | None:
+    """Say what is wrong with one request's draft; one that is merely too long is not."""
+    if not 0 <= length <= len(tokens):
         return "bad_length"
-    drafted = proposal.tokens[index, :length]
-    if bool(torch.any((drafted < 0) | (drafted >= vocab_size))):
+    if any(not 0 <= token < vocab_size for token in tokens[:length]):
         return "token_outside_vocabulary"
     return None

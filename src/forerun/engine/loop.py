@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..errors import EngineClosed
 from ..types import FinishReason, TokenEvent
@@ -25,47 +26,69 @@ logger = logging.getLogger(__name__)
 Sink = Callable[[TokenEvent], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: Request
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Command = _Submit | _Cancel | _Close
+
+
 class EngineLoop:
     """Steps while there is work, sleeps while there is none."""
 
     def __init__(self, build: Callable[[], EngineCore]) -> None:
         """Build the core in the new thread, and wait for it; what `build` raises is raised here."""
         self._build = build
-        self._built: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._built: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._sinks: dict[int, Sink] = {}
-        self._closed = threading.Event()
+        self._is_closed = False
+        self._door = threading.Lock()  # held to post a command, and to close
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         self._thread.start()
         error = self._built.get()
         if error is not None:
-            self._closed.set()
+            self._is_closed = True
             raise error
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Start a request; its events go to `sink` until one has a finish reason."""
-        self._post(lambda: self._add(request, sink))
+        self._post(_Submit(request, sink))
 
     def cancel(self, request_id: int) -> None:
         """End a request within one step. One that has ended already is left alone."""
-        self._post(lambda: self._cancel(request_id))
+        self._post(_Cancel(request_id))
 
     def close(self) -> None:
         """End everything that runs, and the thread. Calling it again does nothing."""
-        self._closed.set()
-        self._commands.put(None)
+        with self._door:
+            self._is_closed = True
+            self._commands.put(_Close())
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _post(self, command: Callable[[], None]) -> None:
-        if self._closed.is_set():
-            raise EngineClosed("the engine is closed; make a new one")
-        self._commands.put(command)
+    def _post(self, command: _Command) -> None:
+        with self._door:  # so that nothing is posted after the loop's last look
+            if self._is_closed:
+                raise EngineClosed("the engine is closed; make a new one")
+            self._commands.put(command)
 
     def _run(self) -> None:
         try:
             self._core = self._build()
-        except Exception as error:  # noqa: BLE001  (handed to whoever waits in __init__)
+        except BaseException as error:  # noqa: BLE001  (handed to whoever waits in __init__)
             self._built.put(error)
             return
         self._built.put(None)
@@ -73,7 +96,7 @@ class EngineLoop:
             while self._obey(wait=not self._core.has_work):
                 for event in self._core.step():
                     self._deliver(event)
-        except Exception as error:
+        except BaseException as error:
             logger.critical("the engine's thread died", exc_info=True)
             self._end_all(EngineClosed(f"the engine died: {type(error).__name__}: {error}"))
         else:
@@ -86,19 +109,17 @@ class EngineLoop:
                 command = self._commands.get(block=wait)
             except queue.Empty:
                 return True
-            if command is None:
-                return False
-            command()
+            match command:
+                case _Submit(request, sink):
+                    self._sinks[request.request_id] = sink
+                    self._core.add(request)
+                case _Cancel(request_id):
+                    event = self._core.cancel(request_id)
+                    if event is not None:
+                        self._deliver(event)
+                case _Close():
+                    return False
             wait = wait and not self._core.has_work
-
-    def _add(self, request: Request, sink: Sink) -> None:
-        self._sinks[request.request_id] = sink
-        self._core.add(request)
-
-    def _cancel(self, request_id: int) -> None:
-        event = self._core.cancel(request_id)
-        if event is not None:
-            self._deliver(event)
 
     def _deliver(self, event: TokenEvent) -> None:
         sink = self._sinks[event.request_id]
@@ -107,15 +128,12 @@ class EngineLoop:
         sink(event)
 
     def _end_all(self, error: EngineClosed) -> None:
-        self._closed.set()
-        # A command posted between the last look and this flag would wait for ever.
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                break
-            if command is not None:
-                command()
-        for request_id, sink in list(self._sinks.items()):
+        with self._door:
+            self._is_closed = True
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, _Submit):
+                self._sinks[command.request.request_id] = command.sink
+        for request_id, sink in self._sinks.items():
             sink(TokenEvent(request_id, (), "", 0, FinishReason.ERROR, error))
         self._sinks.clear()

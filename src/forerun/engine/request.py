@@ -2,7 +2,8 @@
 
 tokens   [0, num_prompt)            the prompt
          [num_prompt, len)          committed output
-cache    [0, num_computed)          valid keys and values; full blocks may be shared
+cache    [0, num_proven)            finite for sure: logits that saw them were; may be shared
+         [num_proven, num_computed) computed, not yet seen by any logits
          [num_computed, blocks end) ours alone: drafted or not yet written
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from ..cache.blocks import hash_block
 from ..params import SamplingParams
 from ..text import IncrementalDetokenizer
-from ..types import DraftRequest, FinishReason
+from ..types import DraftRequest, FinishReason, TokenView
 from .stats import Counters, RequestStats
 
 __all__ = ["Request"]
@@ -34,6 +35,7 @@ class Request:
     detokenizer: IncrementalDetokenizer
     arrival_s: float
     num_computed: int = 0
+    num_proven: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # of full blocks of tokens, as far as known
     num_published: int = 0
@@ -72,8 +74,10 @@ class Request:
         return self.hashes[:num_blocks]
 
     def draft_view(self, max_draft: int) -> DraftRequest:
-        """Show a drafter what it may see. The list is shared, not copied: O(1) per step."""
-        return DraftRequest(self.request_id, self.tokens, max_draft if self.drafting else 0)
+        """Show a drafter what it may see. The tokens are not copied: O(1) per step."""
+        return DraftRequest(
+            self.request_id, TokenView(self.tokens), max_draft if self.drafting else 0
+        )
 
     def snapshot(self, now_s: float) -> RequestStats:
         """Freeze the counters."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,7 @@ class TargetRunner:
         """Compute logits [M, V] float32 of the rows asked for, and features: none so far."""
         return self._decoder.forward(step, self._cache), None
 
-    def scrub(self, blocks: list[int]) -> None:
-        """Zero blocks in which a failed request may have left NaN."""
-        self._cache.scrub(torch.tensor(blocks, dtype=torch.int64, device=self.device))
+    def scrub(self, places: Sequence[tuple[int, int]]) -> None:
+        """Zero (block, from offset) places in which NaN may lie, before somebody reads them."""
+        for block, offset in places:
+            self._cache.scrub(block, offset)

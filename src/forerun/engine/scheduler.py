@@ -66,6 +66,7 @@ class Scheduler:
         self._share_prefixes = share_prefixes
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # oldest first
+        self._suspect: list[tuple[int, int]] = []  # (block, from offset) where NaN may lie
 
     @property
     def num_waiting(self) -> int:
@@ -126,6 +127,8 @@ class Scheduler:
         own = 1 if emitted else 0
         request.num_computed = entry.start + entry.num_tokens + len(emitted) - own
         if emitted:
+            # Every logits row was finite, and NaN anywhere before it would have reached it.
+            request.num_proven = request.num_computed
             request.last_token_s = now_s
             if request.first_token_s is None:
                 request.first_token_s = now_s
@@ -135,21 +138,27 @@ class Scheduler:
             return
         self._release_beyond(request, request.num_computed)
 
-    def end(self, request: Request, reason: FinishReason, *, discard: bool = False) -> list[int]:
-        """Take a request out, whatever state it is in, and free its blocks: those it had.
+    def retry_plainly(self, entry: PlanEntry) -> None:
+        """Undo a step for one request: nothing of it counts, and it drafts no more."""
+        request = entry.request
+        request.num_computed = entry.start
+        request.drafting = False
+        self._suspect_from(request, entry.start)
+        self._release_beyond(request, entry.start)
 
-        `discard` makes sure that nobody finds its blocks by hash: they may hold NaN.
-        """
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out, whatever state it is in, and free its blocks."""
         request.finish_reason = reason
         if request in self._running:
             self._running.remove(request)
+            self._give_up_blocks(request)
         else:
             self._waiting.remove(request)
-        blocks, request.blocks = request.blocks, []
-        if discard:
-            self._pool.forget(blocks)
-        self._pool.release(blocks)
-        return blocks
+
+    def take_suspects(self) -> list[tuple[int, int]]:
+        """Hand over the (block, from offset) places to zero before the next pass reads them."""
+        suspects, self._suspect = self._suspect, []
+        return suspects
 
     def check_integrity(self) -> None:
         """Assert that blocks are owned exactly by running requests, and cover what is computed."""
@@ -209,9 +218,9 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
-        self._pool.release(request.blocks)
-        request.blocks = []
+        self._give_up_blocks(request)
         request.num_computed = 0
+        request.num_proven = 0
         request.num_published = 0
         request.counters.num_preemptions += 1
         self._waiting.appendleft(request)
@@ -233,6 +242,7 @@ class Scheduler:
             self._running.append(request)
             request.blocks = [*shared, *blocks]
             request.num_computed = computed
+            request.num_proven = computed
             request.num_published = len(shared)
             if request.scheduled_s is None:
                 request.scheduled_s = now_s
@@ -251,11 +261,25 @@ class Scheduler:
     def _publish(self, request: Request) -> None:
         if not self._share_prefixes:
             return
-        num_full = request.num_computed // self._pool.block_size
+        num_full = request.num_proven // self._pool.block_size
         hashes = request.block_hashes(self._pool.block_size, num_full)
         for index in range(request.num_published, num_full):
             self._pool.publish(request.blocks[index], hashes[index])
         request.num_published = num_full
+
+    def _give_up_blocks(self, request: Request) -> None:
+        # Positions that no logits have seen may hold NaN, which their next owner must not meet.
+        if request.num_proven < request.num_computed or request.finish_reason is FinishReason.ERROR:
+            self._suspect_from(request, request.num_proven)
+        self._pool.release(request.blocks)
+        request.blocks = []
+
+    def _suspect_from(self, request: Request, position: int) -> None:
+        """Note what a request wrote from `position` on; blocks from there are its own alone."""
+        size = self._pool.block_size
+        for index in range(position // size, len(request.blocks)):
+            offset = max(0, position - index * size)
+            self._suspect.append((request.blocks[index], offset))
 
     def _release_beyond(self, request: Request, num_positions: int) -> None:
         needed = self._blocks_for(num_positions)

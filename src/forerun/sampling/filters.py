@@ -56,7 +56,10 @@ class FilterParams:
         temperatures = [0.0 if value < TINY else min(value, HUGE) for value in asked]
         greedy = [temperature == 0 for temperature in temperatures]
         # A greedy row is the top-1 of its logits; its other filters cannot change it.
-        top_ks = [1 if g else max(row.top_k, 0) for row, g in zip(rows, greedy, strict=True)]
+        top_ks = [
+            1 if g else min(max(row.top_k, 0), MAX_VOCABULARY)
+            for row, g in zip(rows, greedy, strict=True)
+        ]
         top_ps = [1.0 if g else row.top_p for row, g in zip(rows, greedy, strict=True)]
         min_ps = [0.0 if g else row.min_p for row, g in zip(rows, greedy, strict=True)]
         return FilterParams(

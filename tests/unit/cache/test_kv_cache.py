@@ -72,15 +72,18 @@ def test_rewriting_a_position_replaces_it_alone():
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_scrub_zeroes_these_blocks_in_every_layer(dtype):
+@pytest.mark.parametrize("offset", [0, 1, 2, 5, 7])
+def test_scrub_zeroes_values_from_a_place_on_in_every_layer(dtype, offset):
     cache = make_cache(dtype)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
-    cache.scrub(torch.tensor([6, 1]))
-    for tensor in (cache.keys, cache.values):
-        assert not tensor[:, [1, 6]].any()
-        assert tensor[:, [0, 2, 3, 4, 5, 7, 8]].isnan().all()
-    cache.scrub(torch.tensor([], dtype=torch.int64))
+    cache.scrub(6, offset)
+    for layer in range(cache.shape.num_layers):
+        _, values = cache.gather(layer, torch.tensor([6]), 8)
+        assert not values[:, offset:].any()
+        assert values[:, :offset].isnan().all()
+    assert cache.values[:, [0, 1, 2, 3, 4, 5, 7, 8]].isnan().all()
+    assert cache.keys.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
