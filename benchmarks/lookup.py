@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--prompts", help="a text file to take the tokens from")
     args = parser.parse_args()
     tokens = real_tokens(args.tokens, args.prompts)
-    drafter = NgramDrafter(shortest=2, longest=4)
+    drafter = NgramDrafter(shortest=1, longest=4)
     history: list[int] = []
     drafter.start(DraftRequest(0, history, 0))
     taken: list[float] = []
@@ -66,7 +66,7 @@ def main() -> None:
             rows.append({"context": end, "median_us": round(median, 1), "p99_us": round(p99, 1)})
             print(f"{end:>8}{median:>11.1f}{p99:>9.1f}")
     begin = time.perf_counter()
-    fresh = NgramDrafter(shortest=2, longest=4)
+    fresh = NgramDrafter(shortest=1, longest=4)
     fresh.start(DraftRequest(1, tokens, 0))
     fresh.propose([DraftRequest(1, tokens, args.max_draft)])
     whole_ms = (time.perf_counter() - begin) * 1e3

@@ -33,7 +33,7 @@ class SpeculationConfig(_Strict):
     drafter: str = "auto"  # a registered name; "auto" picks; "none" is plain decoding
     max_draft: int = 15  # most draft tokens per request and step
     prompt_lookup_max: int = 4  # longest suffix that the n-gram drafter looks up, in tokens
-    prompt_lookup_min: int = 2  # shortest
+    prompt_lookup_min: int = 1  # shortest
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
