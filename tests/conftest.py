@@ -1,69 +1,9 @@
-"""Shared by all tests: tiny real models on disk, and their slow twin."""
+"""Shared by all tests: tiny real models on disk, and prompts for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import pytest
-import torch
-
-from forerun.params import SamplingParams
-
-
-@dataclass
-class Tiny:
-    """A tiny model: its folder, its codec, and what plain decoding makes of a prompt."""
-
-    folder: Path
-    codec: object
-    model: object
-    _known: dict[object, object] = field(default_factory=dict)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
-
-    def plain(self, prompt: Sequence[int], params: SamplingParams, **options):
-        """Generate with the slow twin; remembered, since many tests ask for the same."""
-        from reference.plain import generate
-
-        key = (tuple(prompt), repr(params), repr(sorted(options.items())))
-        if key not in self._known:
-            eos = self.model.config["eos_token_id"]
-            self._known[key] = generate(
-                self.model, self.codec, prompt, params, **{"eos": eos} | options
-            )
-        return self._known[key]
-
-    def answers(self, prompts, params, **options) -> list[list[int]]:
-        """Prompts with their plain outputs: what an oracle knows."""
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        return [
-            [*prompt, *self.plain(prompt, own, **options).token_ids]
-            for prompt, own in zip(prompts, each, strict=True)
-        ]
-
-
-def make_tiny(folder: Path, **options) -> Tiny:
-    from reference.plain import PlainLlama
-    from reference.tiny_engine import save_tiny_model
-
-    from forerun.model.loader import open_model
-    from forerun.text import TextCodec
-
-    torch.set_num_threads(1)  # tiny matrices: a second thread only waits
-    save_tiny_model(folder, **options)
-    spec = open_model(folder).tokenizer
-    codec = TextCodec(
-        spec.tokenizer,
-        bos_token=spec.bos_token,
-        eos_token=spec.eos_token,
-        add_bos=spec.add_bos,
-        chat_template=spec.chat_template,
-    )
-    return Tiny(folder, codec, PlainLlama(folder))
+from reference.tiny import Tiny, make_tiny
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conftest import make_tiny
 from reference.drafters import Oracle, PastEnd, RightThenWrong
+from reference.tiny import make_tiny
 from reference.tiny_engine import Bench
 
 from forerun.params import SamplingParams

@@ -16,7 +16,7 @@ from forerun.errors import ConfigError, UnknownOption
         ("max_draft", -1), ("max_draft", MAX_DRAFT + 1), ("max_draft", 2.0), ("max_draft", True),
         ("max_draft", None), ("max_draft", "3"),
         ("prompt_lookup_min", 0), ("prompt_lookup_max", 33), ("prompt_lookup_min", 1.5),
-        ("prompt_lookup_max", 1), ("prompt_lookup_min", 5),
+        ("prompt_lookup_min", 5),
     ],
     ids=repr,
 )  # fmt: skip
