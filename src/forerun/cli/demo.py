@@ -52,7 +52,7 @@ def demo(
         bool, typer.Option("--json", help="End with one line of JSON that holds every run.")
     ] = False,
 ) -> None:
-    """Answer four kinds of prompt plainly and speculatively, and compare.
+    """Answer the same prompts plainly and speculatively.
 
     Shows what speculation is worth on this machine, and whether the texts are the same.
     """
