@@ -15,22 +15,15 @@ import time
 from pathlib import Path
 
 from forerun.draft.ngram import NgramDrafter
+from forerun.engine.setup import make_codec
 from forerun.measure.provenance import provenance
 from forerun.model.loader import open_model
 from forerun.registry import resolve_model
-from forerun.text import TextCodec
 from forerun.types import DraftRequest, RequestOutcome
 
 
 def real_tokens(count: int, prompts: str | None) -> list[int]:
-    spec = open_model(resolve_model("smollm2-135m")).tokenizer
-    codec = TextCodec(
-        spec.tokenizer,
-        bos_token=spec.bos_token,
-        eos_token=spec.eos_token,
-        add_bos=spec.add_bos,
-        chat_template=spec.chat_template,
-    )
+    codec = make_codec(open_model(resolve_model("smollm2-135m")))
     sources = sorted(Path(__file__).parent.parent.joinpath("src").rglob("*.py"))
     text = Path(prompts).read_text() if prompts else "\n".join(p.read_text() for p in sources)
     tokens = codec.encode(text)

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 
 from .errors import DependencyMissing, FetchError, ModelNotFound, nearest_name
 from .fetch import Fetch, PullRecipe, Report, extract_member, pip_download, scrub
+from .home import forerun_home
 from .model.writer import convert_gguf, sync_folder, sync_path
 
 __all__ = [
@@ -77,12 +78,6 @@ class PulledModel:
     name: str
     path: Path
     size_bytes: int
-
-
-def forerun_home() -> Path:
-    """Say where models are kept: $FORERUN_HOME, else ~/.cache/forerun."""
-    stated = os.environ.get("FORERUN_HOME")
-    return Path(stated).expanduser() if stated else Path.home() / ".cache" / "forerun"
 
 
 def list_models() -> list[PulledModel]:

@@ -10,9 +10,9 @@ import torch
 from reference.plain import PlainLlama, generate
 from reference.tiny_engine import save_tiny_model
 
+from forerun.engine.setup import make_codec
 from forerun.model.loader import open_model
 from forerun.params import SamplingParams
-from forerun.text import TextCodec
 
 
 @dataclass
@@ -50,12 +50,4 @@ class Tiny:
 def make_tiny(folder: Path, **options) -> Tiny:
     torch.set_num_threads(1)  # tiny matrices: a second thread only waits
     save_tiny_model(folder, **options)
-    spec = open_model(folder).tokenizer
-    codec = TextCodec(
-        spec.tokenizer,
-        bos_token=spec.bos_token,
-        eos_token=spec.eos_token,
-        add_bos=spec.add_bos,
-        chat_template=spec.chat_template,
-    )
-    return Tiny(folder, codec, PlainLlama(folder))
+    return Tiny(folder, make_codec(open_model(folder)), PlainLlama(folder))

@@ -18,11 +18,11 @@ from forerun.config import EngineConfig, SpeculationConfig
 from forerun.draft.base import Drafter, NoDrafter
 from forerun.engine.core import EngineCore
 from forerun.engine.request import Request
-from forerun.engine.setup import set_up
+from forerun.engine.setup import make_codec, set_up
 from forerun.engine.stats import RequestStats
 from forerun.model.loader import open_model
 from forerun.params import SamplingParams
-from forerun.text import IncrementalDetokenizer, TextCodec
+from forerun.text import IncrementalDetokenizer
 from forerun.types import FinishReason, TokenEvent
 
 CHAT_TEMPLATE = (
@@ -159,11 +159,7 @@ class Bench:
         if cache_blocks is not None:
             options["kv_cache_tokens"] = cache_blocks * options["block_size"]
         self.files = open_model(folder)
-        spec = self.files.tokenizer
-        self.codec = TextCodec(
-            spec.tokenizer, bos_token=spec.bos_token, eos_token=spec.eos_token,
-            add_bos=spec.add_bos, chat_template=spec.chat_template,
-        )  # fmt: skip
+        self.codec = make_codec(self.files)
         self.machinery = set_up(self.files, EngineConfig(**options))
         self.core = EngineCore(
             self.machinery.runner, self.machinery.scheduler, drafter or NoDrafter()

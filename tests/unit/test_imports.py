@@ -16,7 +16,7 @@ SOURCE = Path(forerun.__file__).parent
 
 # Who stands on whom. A part may import itself and what stands below it.
 LAYERS = [
-    {"_version", "errors", "types", "config", "params", "device"},
+    {"_version", "errors", "types", "config", "params", "device", "home"},
     {"cache", "sampling", "text", "fetch", "model", "registry"},
     {"draft"},
     {"engine"},

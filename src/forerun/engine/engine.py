@@ -25,12 +25,12 @@ from ..errors import (
 from ..model.loader import ModelFiles, open_model
 from ..params import SamplingParams
 from ..registry import resolve_model
-from ..text import IncrementalDetokenizer, TextCodec
+from ..text import IncrementalDetokenizer
 from ..types import FinishReason, TokenEvent
 from .core import EngineCore
 from .loop import EngineLoop
 from .request import Request
-from .setup import set_up
+from .setup import make_codec, set_up
 from .stats import RequestStats
 
 __all__ = ["Chunk", "Engine", "GenerationResult", "Prompt"]
@@ -71,14 +71,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.model_config = files.config
-        spec = files.tokenizer
-        self.codec = TextCodec(
-            spec.tokenizer,
-            bos_token=spec.bos_token,
-            eos_token=spec.eos_token,
-            add_bos=spec.add_bos,
-            chat_template=spec.chat_template,
-        )
+        self.codec = make_codec(files)
         chosen = make_drafter(config.speculation) if drafter is None else drafter
         self._ids = itertools.count()
 

@@ -15,10 +15,11 @@ from ..device import available_cpus, choose_device, choose_dtype
 from ..errors import CapacityError, ConfigError
 from ..model.loader import ModelFiles
 from ..model.transformer import Decoder
+from ..text import TextCodec
 from .runner import TargetRunner
 from .scheduler import Scheduler
 
-__all__ = ["Machinery", "set_up"]
+__all__ = ["Machinery", "make_codec", "set_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,18 @@ class Machinery:
     kernels: str
     num_threads: int
     kv_cache_tokens: int
+
+
+def make_codec(files: ModelFiles) -> TextCodec:
+    """Wrap a model's tokenizer and chat template."""
+    spec = files.tokenizer
+    return TextCodec(
+        spec.tokenizer,
+        bos_token=spec.bos_token,
+        eos_token=spec.eos_token,
+        add_bos=spec.add_bos,
+        chat_template=spec.chat_template,
+    )
 
 
 def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:

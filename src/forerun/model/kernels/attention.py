@@ -17,7 +17,8 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from .pointwise import FAST, exp_negative
+from .compiling import FAST, compiled
+from .pointwise import exp_negative
 from .softmax import LOWEST, largest, soften
 from .tiles import KEY_BLOCK, TILE_ROWS, score_tile, value_tile
 from .vector import narrow, widen
@@ -91,7 +92,7 @@ def _rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys,
             values[block, g, offset // pack, i, offset % pack] = row[start + i]
 
 
-@njit(cache=True, nogil=True)
+@compiled(fast=False)
 def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
     """Write a step's keys and values into the cache, and its rotated queries into `queries`.
 
@@ -105,7 +106,7 @@ def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, q
         )
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@compiled(fast=False, parallel=True)
 def rotate_parallel(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
     """Do what `rotate` does, over all threads: worth it for a piece of a prompt."""
     for t in prange(qkv.shape[0]):
@@ -114,7 +115,7 @@ def rotate_parallel(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, 
         )
 
 
-@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def attend(queries, keys, values, tables, positions, units, window, partial, tops, totals):
     """Compute the partial softmax of each unit of work.
 
@@ -202,21 +203,21 @@ def _merge_token(t, units, token_units, groups, share, partial, tops, totals, ou
             out[t, h * size + i] = narrow(mixed[i] * inverse, out)
 
 
-@njit(fastmath=FAST, cache=True, nogil=True)
+@compiled()
 def merge(units, token_units, groups, share, partial, tops, totals, out):
     """Add up each row's segments in ascending order. token_units [N, 2]: its first and end unit."""
     for t in range(token_units.shape[0]):
         _merge_token(t, units, token_units, groups, share, partial, tops, totals, out)
 
 
-@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def merge_parallel(units, token_units, groups, share, partial, tops, totals, out):
     """Do what `merge` does, over all threads: worth it for a piece of a prompt."""
     for t in prange(token_units.shape[0]):
         _merge_token(t, units, token_units, groups, share, partial, tops, totals, out)
 
 
-@njit(cache=True, nogil=True)
+@compiled(fast=False)
 def plan_units(starts, positions, share, groups, max_tokens):
     """Cut a step into units of work: (units [U, 5], token_units [N, 2], rows of results).
 

@@ -13,13 +13,11 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
+from .compiling import compiled
 from .softmax import gate
 from .vector import narrow, widen
 
 __all__ = ["add_norm", "exp_negative", "silu_multiply", "silu_multiply_parallel"]
-
-# Sums may be reassociated into vectors: which order that gives depends on the row's width alone.
-FAST = {"contract", "reassoc", "nsz", "arcp"}
 
 # 2^f on [0, 1), minimax of degree 5; relative error 2e-7
 _POWER = (0.0018775767, 0.0089893397, 0.055826318, 0.24015361, 0.69315308, 0.99999994)
@@ -53,7 +51,7 @@ def exp_negative(x):
     return _power_of_two(np.int32(whole)) * p
 
 
-@njit(fastmath=FAST, cache=True, nogil=True)
+@compiled()
 def add_norm(x, y, weight, out, eps):
     """x += y; out = RMSNorm(x) * weight. x, y, out [N, E] in the storage format."""
     num_rows, width = x.shape
@@ -69,7 +67,7 @@ def add_norm(x, y, weight, out, eps):
             out[t, i] = narrow(normed * widen(weight[i]), out)
 
 
-@njit(fastmath=FAST, cache=True, nogil=True)
+@compiled()
 def silu_multiply(gate_up, out):
     """out = silu(gate) * up for gate_up [N, 2F] -> out [N, F]; F is a multiple of 16."""
     num_rows, width = out.shape
@@ -77,7 +75,7 @@ def silu_multiply(gate_up, out):
         gate(gate_up, 2 * width * t, 2 * width * t + width, out, width * t, width)
 
 
-@njit(fastmath=FAST, cache=True, nogil=True, parallel=True)
+@compiled(parallel=True)
 def silu_multiply_parallel(gate_up, out):
     """Do what `silu_multiply` does, over all threads: worth it for a piece of a prompt."""
     num_rows, width = out.shape
