@@ -67,8 +67,9 @@ class EngineCore:
         self._runner.scrub(self._scheduler.take_suspects())
         if not plan.entries:
             return []
-        sampling = plan.sampling
-        proposal = self._drafter.propose([(each.request, each.max_draft) for each in sampling])
+        scheduled_s = time.perf_counter()
+        wanted = [(each.request, each.max_draft) for each in plan.sampling]
+        proposal = self._drafter.propose(wanted)
         drafted_s = time.perf_counter()
         try:
             batch = build_batch(plan, proposal, self._runner.device)
@@ -83,9 +84,9 @@ class EngineCore:
         end_s = time.perf_counter()
         for entry in plan.entries:
             entry.request.counters.count_time(
-                draft_s=drafted_s - begin_s,
+                draft_s=drafted_s - scheduled_s,
                 verify_s=verified_s - drafted_s,
-                host_s=end_s - verified_s,
+                host_s=scheduled_s - begin_s + end_s - verified_s,
             )
         return events
 
