@@ -6,6 +6,7 @@ compiled once per machine and number format and kept on disk.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ UNIT_TOKENS = 64  # tokens of one request that share a unit of attention work
 # kinder where processors are shared: each of them waits for its slowest thread.
 PARALLEL_ROWS = 33
 EVERYTHING = 1 << 40  # a window that no context exceeds
+
+# numba has one pool of threads per process. Where it finds no OpenMP (macOS, bare containers) that
+# pool ends the process if two threads enter it at once, as two engines would.
+_POOL = threading.Lock()
 
 Array = NDArray[Any]
 
@@ -94,7 +99,8 @@ class NumbaOps:
         out = gate_up.new_empty(rows, double // 2)
         many = rows >= PARALLEL_ROWS and self._num_threads > 1
         kernel = pointwise.silu_multiply_parallel if many else pointwise.silu_multiply
-        kernel(view(gate_up), view(out))
+        with _POOL:
+            kernel(view(gate_up), view(out))
         return out
 
     def attend(self, layer: int, shape: AttentionShape, qkv: Tensor) -> Tensor:
@@ -105,19 +111,21 @@ class NumbaOps:
         many = qkv.shape[0] >= PARALLEL_ROWS and self._num_threads > 1
         rotate = attention.rotate_parallel if many else attention.rotate
         merge = attention.merge_parallel if many else attention.merge
-        rotate(
-            view(qkv), self._cos, self._sin, view_optional(shape.q_norm, qkv),
-            view_optional(shape.k_norm, qkv), np.float32(shape.norm_eps), step.positions,
-            step.slots, keys, values, step.queries,
-        )  # fmt: skip
-        attention.attend(
-            step.queries, keys, values, step.tables, step.positions, step.units,
-            shape.window or EVERYTHING, step.partial, step.tops, step.totals,
-        )  # fmt: skip
-        merge(
-            step.units, step.token_units, shape.num_kv_heads,
-            shape.num_heads // shape.num_kv_heads, step.partial, step.tops, step.totals, view(out),
-        )  # fmt: skip
+        with _POOL:
+            rotate(
+                view(qkv), self._cos, self._sin, view_optional(shape.q_norm, qkv),
+                view_optional(shape.k_norm, qkv), np.float32(shape.norm_eps), step.positions,
+                step.slots, keys, values, step.queries,
+            )  # fmt: skip
+            attention.attend(
+                step.queries, keys, values, step.tables, step.positions, step.units,
+                shape.window or EVERYTHING, step.partial, step.tops, step.totals,
+            )  # fmt: skip
+            merge(
+                step.units, step.token_units, shape.num_kv_heads,
+                shape.num_heads // shape.num_kv_heads, step.partial, step.tops, step.totals,
+                view(out),
+            )  # fmt: skip
         return out
 
 
