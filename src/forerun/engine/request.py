@@ -60,10 +60,6 @@ class Request:
         """Output tokens that it may still get."""
         return self.max_tokens - self.num_output
 
-    @property
-    def output_tokens(self) -> list[int]:
-        return self.tokens[self.num_prompt :]
-
     def block_hashes(self, block_size: int, num_blocks: int) -> list[bytes]:
         """Hash the first `num_blocks` full blocks of tokens; each is hashed once."""
         for index in range(len(self.hashes), num_blocks):
