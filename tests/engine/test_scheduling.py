@@ -88,6 +88,27 @@ def test_the_youngest_gives_way(tiny, prompts):
     assert counts[-1] > 0
 
 
+def test_who_gave_way_does_not_come_back_in_the_same_step(tiny, prompts):
+    """It would take blocks again that somebody needs, and be preempted again."""
+    bench = Bench(tiny.folder, cache_blocks=16, max_model_len=128)
+    scheduler, schedule = bench.machinery.scheduler, bench.machinery.scheduler.schedule
+    seen = []
+
+    def watched(now_s):
+        before = {each.request_id: each.counters.num_preemptions for each in scheduler.unfinished()}
+        plan = schedule(now_s)
+        running = {entry.request.request_id for entry in plan.entries}
+        for each in scheduler.unfinished():
+            if each.counters.num_preemptions > before[each.request_id]:
+                seen.append(each.request_id in running)
+        return plan
+
+    scheduler.schedule = watched
+    bench.generate([prompts[7][:16]] + [prompts[6][:16]] * 5, GREEDY)
+    assert seen
+    assert not any(seen)
+
+
 def test_who_gave_way_comes_back_before_newcomers_start(tiny, prompts):
     bench = Bench(tiny.folder, cache_blocks=16, max_model_len=128, max_num_seqs=4)
     batch = [bench.add(prompts[7][:16], GREEDY) for _ in range(4)]

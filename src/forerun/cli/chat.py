@@ -94,7 +94,7 @@ class _Loop:
 
     def _answer(self, line: str) -> None:
         try:
-            with closing(self._conversation.ask(line)) as chunks:  # type: ignore[type-var]
+            with closing(self._conversation.ask(line)) as chunks:
                 for chunk in chunks:
                     sys.stdout.write(printable(chunk.text))
                     sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ class Conversation:
         self.finished: list[RequestStats] = []  # of all answers that were not stopped
         self.num_stopped = 0
 
-    def ask(self, text: str) -> Iterator[Chunk]:
+    def ask(self, text: str) -> Generator[Chunk, None, None]:
         """Answer a message piece by piece. What came before the iterator is closed is kept.
 
         Raises:

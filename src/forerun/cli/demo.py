@@ -14,7 +14,7 @@ from ..errors import ConfigError, ModelNotFound
 from ..measure.compare import Row, measure, warm_up
 from ..measure.prompts import DEMO_PROMPTS
 from .demo_view import LineWatcher, LiveWatcher, make_table
-from .loading import open_engine
+from .loading import open_switched_engine
 from .options import EngineOptions, SamplingOptions
 from .pull import pull_with_progress
 from .screen import is_terminal, out, spinner
@@ -63,7 +63,7 @@ def demo(
     )
     params = SamplingOptions(max_tokens=max_tokens).params(max_tokens=max_tokens)
     _pull_if_needed(model)
-    engine, switch = _open(options)
+    engine, switch = open_switched_engine(options)
     with engine:
         with spinner("warming up ..."):
             short = SamplingOptions().params(max_tokens=WARM_UP_TOKENS)
@@ -84,16 +84,6 @@ def _pull_if_needed(model: str) -> None:
         if model not in registry.KNOWN:
             raise
         pull_with_progress(model)
-
-
-def _open(options: EngineOptions) -> tuple[Engine, SwitchedDrafter]:
-    from ..config import SpeculationConfig
-    from ..draft.base import make_drafter
-    from ..measure.switch import SwitchedDrafter
-
-    switch = SwitchedDrafter(make_drafter(SpeculationConfig.from_dict(options.speculation())))
-    # A prefix found in the cache would spare the second run of a prompt what the first one paid.
-    return open_engine(options, drafter=switch, enable_prefix_caching=False), switch
 
 
 def _watch(

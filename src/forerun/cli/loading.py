@@ -8,26 +8,38 @@ from .options import EngineOptions
 from .screen import spinner
 
 if TYPE_CHECKING:
-    from ..draft.base import Drafter
     from ..engine.engine import Engine
+    from ..measure.switch import SwitchedDrafter
 
-__all__ = ["open_engine"]
+__all__ = ["open_engine", "open_switched_engine"]
 
 
-def open_engine(options: EngineOptions, *, drafter: Drafter | None = None, **more: Any) -> Engine:
-    """Load what the options name; `drafter` stands in for theirs, `more` are engine options."""
+def open_engine(options: EngineOptions) -> Engine:
+    """Load what the options name."""
     speculation = options.speculation()
     with spinner(f"loading {options.model} ..."):
         from ..engine.engine import Engine
 
-        return Engine.from_pretrained(
-            options.model,
-            drafter="auto" if drafter is None else drafter,
-            speculation=speculation,
-            device=options.device,
-            dtype=options.dtype,
-            kernels=options.kernels,
-            max_model_len=options.max_model_len,
-            num_threads=options.threads,
-            **more,
-        )
+        return Engine.from_pretrained(options.model, speculation=speculation, **_settings(options))
+
+
+def open_switched_engine(options: EngineOptions) -> tuple[Engine, SwitchedDrafter]:
+    """Load what the options name, with a drafter that can be switched on and off."""
+    speculation = options.speculation()
+    with spinner(f"loading {options.model} ..."):
+        from ..config import SpeculationConfig
+        from ..measure.switch import switched_engine
+
+        config = SpeculationConfig.from_dict(speculation)
+        return switched_engine(options.model, config, **_settings(options))
+
+
+def _settings(options: EngineOptions) -> dict[str, Any]:
+    """List the options that are fields of `EngineConfig`."""
+    return {
+        "device": options.device,
+        "dtype": options.dtype,
+        "kernels": options.kernels,
+        "max_model_len": options.max_model_len,
+        "num_threads": options.threads,
+    }

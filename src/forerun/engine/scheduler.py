@@ -99,7 +99,9 @@ class Scheduler:
         # Nor does it stop their drafts, which may take a quarter of a step.
         reserve = min(len(decoding) * self._max_draft, budget // 4)
         budget -= self._plan_running(catching_up, budget - reserve, planned)
-        budget -= self._admit(planned, budget - reserve, now_s)
+        if len(self._running) == len(decoding) + len(catching_up):
+            # Else somebody was just preempted, and would only come back to be preempted again.
+            budget -= self._admit(planned, budget - reserve, now_s)
         return Plan(tuple(self._with_drafts(planned, budget)))
 
     def _plan_running(self, requests: list[Request], budget: int, planned: dict[int, int]) -> int:

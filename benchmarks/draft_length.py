@@ -1,0 +1,91 @@
+"""How far the n-gram drafter should follow a match, by playing real answers back.
+
+The model answers the prompts once; then each rule drafts for those texts, token by token as the
+engine would, and a step is charged what a pass costs here (`--row-cost` for each further row, from
+benchmarks/passes.py). Printed: tokens per plain pass, so 1.0 is plain decoding.
+
+    python benchmarks/draft_length.py [--prompts FILE --limit 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from forerun.draft.ngram import NgramIndex, continuation, matched_length
+from forerun.engine.engine import Engine
+from forerun.measure.prompts import DEMO_PROMPTS, read_prompts
+from forerun.measure.provenance import provenance
+from forerun.params import SamplingParams
+
+RULES: dict[str, Callable[[int], int]] = {
+    "always": lambda matched: 1 << 20,
+    "matched": lambda matched: matched,
+    "2 n + 1": lambda matched: 2 * matched + 1,
+    "3 n": lambda matched: 3 * matched,
+    "6 n": lambda matched: 6 * matched,
+}
+SUFFIXES = [(2, 4), (3, 5), (1, 4), (1, 8)]
+
+
+def play(
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    suffixes: tuple[int, int],
+    rule: Callable[[int], int],
+    max_draft: int,
+) -> list[int]:
+    """Draft along a known answer: the rows of each pass."""
+    index, tokens, rows, place = NgramIndex(*suffixes), list(prompt), [], 0
+    while place < len(answer):
+        index.extend(tokens)
+        found = index.find(tokens)
+        draft: list[int] = []
+        usable = min(max_draft, len(answer) - place - 1)
+        if found is not None and usable > 0:
+            matched = matched_length(tokens, found, max_draft)
+            draft = continuation(tokens, found, min(rule(matched), usable))
+        pairs = zip(draft, answer[place:], strict=False)
+        accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        tokens.extend(answer[place : place + accepted + 1])
+        place += accepted + 1
+        rows.append(1 + len(draft))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--prompts", help="JSON lines to take prompts from")
+    parser.add_argument("--limit", type=int, default=8, help="prompts of each category")
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--max-draft", type=int, default=15)
+    parser.add_argument("--row-cost", type=float, default=0.021)
+    args = parser.parse_args()
+    prompts = read_prompts(Path(args.prompts), args.limit) if args.prompts else list(DEMO_PROMPTS)
+    with Engine.from_pretrained(args.model) as engine:
+        results = engine.generate(
+            [list(prompt.messages) for prompt in prompts],
+            SamplingParams(temperature=0, max_tokens=args.max_tokens),
+        )
+    table = {}
+    print(f"{'suffix':<10}" + "".join(f"{name:>10}" for name in RULES))
+    for suffixes in SUFFIXES:
+        gains = {}
+        for name, rule in RULES.items():
+            cost = 0.0
+            for each in results:
+                rows = play(each.prompt_token_ids, each.token_ids, suffixes, rule, args.max_draft)
+                cost += sum(1 + args.row_cost * (count - 1) for count in rows)
+            gains[name] = sum(len(each.token_ids) for each in results) / cost
+        table[f"{suffixes[0]} to {suffixes[1]}"] = gains
+        print(f"{suffixes!s:<10}" + "".join(f"{gain:>10.2f}" for gain in gains.values()))
+    described = {"benchmark": "draft_length", "num_prompts": len(prompts), "table": table}
+    print(json.dumps(described | {"row_cost": args.row_cost, **provenance()}))
+
+
+if __name__ == "__main__":
+    main()
