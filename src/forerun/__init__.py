@@ -16,7 +16,8 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .config import EngineConfig, SpeculationConfig
-    from .engine.engine import Chunk, Engine, GenerationResult
+    from .engine.engine import Engine
+    from .engine.results import Chunk, GenerationResult
     from .engine.stats import RequestStats
     from .errors import ForerunError
     from .params import SamplingParams

@@ -11,6 +11,7 @@ from .errors import ConfigError, refuse_unknown
 __all__ = ["MAX_DRAFT", "EngineConfig", "SpeculationConfig"]
 
 MAX_DRAFT = 64
+ACCEPT_RULES = ("auto", "point_mass", "token", "block")
 
 # The keys that vLLM's users write in --speculative-config, and ours.
 VLLM_KEYS = {"method": "drafter", "num_speculative_tokens": "max_draft"}
@@ -32,12 +33,14 @@ class SpeculationConfig(_Strict):
 
     drafter: str = "auto"  # a registered name; "auto" picks; "none" is plain decoding
     max_draft: int = 15  # most draft tokens per request and step
+    accept_rule: str = "auto"  # auto, point_mass, token, block; all are lossless
     prompt_lookup_max: int = 4  # longest suffix that the n-gram drafter looks up, in tokens
     prompt_lookup_min: int = 1  # shortest
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
             raise ConfigError(f"drafter={self.drafter!r} is not the name of a drafter")
+        _check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
         _check_range("max_draft", self.max_draft, 0, MAX_DRAFT)
         _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
         _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 32)

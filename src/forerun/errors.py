@@ -17,6 +17,7 @@
     ├── DependencyMissing           an optional library is needed and not installed
     ├── CapacityError               not enough memory or cache for what was asked
     ├── InvalidLogits               the model produced NaN or infinity for a request
+    ├── NoTokenPossible             a request's options leave no token that could come next
     └── EngineClosed                the engine was closed, or died, while the request waited
 
 A message names the offending value, the limit and the way out. `http_status` is what a server
@@ -43,6 +44,7 @@ __all__ = [
     "ModelError",
     "ModelFileError",
     "ModelNotFound",
+    "NoTokenPossible",
     "RequestError",
     "TemplateError",
     "UnknownOption",
@@ -131,6 +133,12 @@ class CapacityError(ForerunError):
 
 class InvalidLogits(ForerunError):
     """The model produced NaN or infinity for a request."""
+
+
+class NoTokenPossible(ForerunError):
+    """A request's options leave no token that could come next."""
+
+    http_status = 400
 
 
 class EngineClosed(ForerunError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,14 +13,20 @@ from .errors import InvalidParameter, refuse_unknown
 __all__ = ["SamplingParams"]
 
 MAX_SEED = 2**64
+MAX_SAMPLES = 128
+MAX_PENALTY = 2.0  # the OpenAI convention's bounds
+MAX_BIAS = 100.0
+MAX_LOGPROBS = 20
+LOGPROBS_MODES = ("raw", "processed")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to sample one request, and when to stop.
 
-    Filters apply in this order: temperature, min-p, top-k, top-p (vLLM's order). Defaults are the
-    OpenAI convention: temperature 1, no filter.
+    Order, as in vLLM: allowed and banned tokens, bad words and min_tokens; logit bias; repetition,
+    frequency and presence penalty; temperature; min-p, top-k, top-p; typical-p last. Defaults are
+    the OpenAI convention: temperature 1, nothing else.
 
     Raises:
         InvalidParameter: a value outside its range, with the value and the range.
@@ -30,11 +37,26 @@ class SamplingParams:
     top_k: int = 0  # keep the k most probable tokens; 0 (and -1, as vLLM writes it) keeps all
     top_p: float = 1.0  # keep the likeliest tokens until they add up to top_p; ties stay
     min_p: float = 0.0  # drop tokens under min_p times the most probable one's probability
+    typical_p: float = 1.0  # keep the tokens of most typical surprise that add up to typical_p
+    presence_penalty: float = 0.0  # taken once from the logit of a token that the output holds
+    frequency_penalty: float = 0.0  # taken from it for each time that the output holds it
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt or output
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()  # kept as pairs
+    allowed_token_ids: Sequence[int] | None = None  # nothing else can be sampled; None: anything
+    banned_token_ids: Sequence[int] = ()  # these cannot be sampled
+    bad_words: str | Sequence[str] = ()  # words whose tokens are never completed, as encoded alone
+    min_tokens: int = 0  # no end-of-text, stop token or stop string before so many output tokens
     seed: int | None = None  # None: a fresh one for each request, reported in the result
-    max_tokens: int | None = 256  # None: until the context is full
+    n: int = 1  # answers to the prompt, each with its own noise
+    max_tokens: int | None = 256  # None: until the context is full; 0: only the prompt
     stop: str | Sequence[str] = ()  # stop strings; the text ends before the first that appears
     stop_token_ids: Sequence[int] = ()  # stop tokens beside the model's own end-of-text
     ignore_eos: bool = False  # do not stop at the model's own end-of-text
+    logprobs: int | None = None  # say each sampled token's log-probability, and so many likeliest
+    prompt_logprobs: int | None = None  # the same for each token of the prompt
+    # raw: of the model's own distribution (OpenAI, vLLM); processed: of what was sampled from
+    logprobs_mode: str = "raw"
+    echo: bool = False  # the text begins with the prompt's
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         # The generated __init__ would answer a misspelt option with a bare TypeError.
@@ -46,21 +68,64 @@ class SamplingParams:
         check_number("top_p", self.top_p, 0, 1, open_low=True)
         check_number("min_p", self.min_p, 0, 1)
         check_integer("top_k", self.top_k, -1, None)
+        check_number("typical_p", self.typical_p, 0, 1, open_low=True)
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_number(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY)
+        check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True,
+                     open_high=True)  # fmt: skip
         if self.seed is not None:
             check_integer("seed", self.seed, 0, MAX_SEED - 1)
-        if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, None)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameter(f"ignore_eos={self.ignore_eos!r} is not true or false")
-        check_stop_strings(self.stop)
-        if not isinstance(self.stop_token_ids, list | tuple):
-            raise InvalidParameter(f"stop_token_ids={self.stop_token_ids!r} is not a list of ids")
-        for token in self.stop_token_ids:
-            check_integer("stop_token_ids", token, 0, None)
+        check_integer("n", self.n, 1, MAX_SAMPLES)
+        check_integer("min_tokens", self.min_tokens, 0, None)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise InvalidParameter(
+                f"logprobs_mode={self.logprobs_mode!r} is not one of {', '.join(LOGPROBS_MODES)}"
+            )
+        for name in ("ignore_eos", "echo"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name}={getattr(self, name)!r} is not true or false")
+        self._check_lengths()
+        check_strings("stop", self.stop)
+        check_strings("bad_words", self.bad_words)
         # The caller's lists may change later; what was checked must not. Still being born here.
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if not isinstance(self.stop, str):
-            object.__setattr__(self, "stop", tuple(self.stop))
+        freeze = functools.partial(object.__setattr__, self)
+        for name in ("stop_token_ids", "banned_token_ids"):
+            freeze(name, check_ids(name, getattr(self, name)))
+        freeze("logit_bias", check_bias(self.logit_bias))
+        for name in ("stop", "bad_words"):
+            if not isinstance(getattr(self, name), str):
+                freeze(name, tuple(getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            freeze("allowed_token_ids", check_ids("allowed_token_ids", self.allowed_token_ids))
+            self._check_something_is_left()
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is None:
+            return
+        scores = self.prompt_logprobs is not None or self.echo
+        if self.max_tokens == 0 and not scores:
+            raise InvalidParameter(
+                "max_tokens=0 asks for nothing; it must be at least 1, unless prompt_logprobs or "
+                "echo is set"
+            )
+        check_integer("max_tokens", self.max_tokens, 0 if scores else 1, None)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}"
+            )
+
+    def _check_something_is_left(self) -> None:
+        assert self.allowed_token_ids is not None
+        if not self.allowed_token_ids:
+            raise InvalidParameter("allowed_token_ids is empty, so no token could be sampled")
+        if set(self.allowed_token_ids) <= set(self.banned_token_ids):
+            raise InvalidParameter(
+                "every token of allowed_token_ids is in banned_token_ids too, so no token could be "
+                "sampled"
+            )
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> SamplingParams:
@@ -74,6 +139,16 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def bad_word_strings(self) -> tuple[str, ...]:
+        return (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words)
+
+    @property
+    def bias_pairs(self) -> tuple[tuple[int, float], ...]:
+        """The logit bias as (token id, bias) pairs, as it is kept after checking."""
+        assert isinstance(self.logit_bias, tuple), "check_bias made it one"
+        return self.logit_bias
 
 
 def check_number(
@@ -104,16 +179,47 @@ def check_integer(name: str, value: object, low: int, high: int | None) -> None:
         raise InvalidParameter(f"{name}={value} is out of range; it must be {bounds}")
 
 
-def check_stop_strings(stop: object) -> None:
-    """Raise `InvalidParameter` unless `stop` is a non-empty string or a list of such."""
-    strings = [stop] if isinstance(stop, str) else stop
+def check_strings(name: str, given: object) -> None:
+    """Raise `InvalidParameter` unless `given` is a non-empty string or a list of such."""
+    strings = [given] if isinstance(given, str) else given
     if not isinstance(strings, list | tuple):
-        raise InvalidParameter(f"stop={stop!r} is neither a string nor a list of strings")
+        raise InvalidParameter(f"{name}={given!r} is neither a string nor a list of strings")
     for index, text in enumerate(strings):
         if not isinstance(text, str):
-            raise InvalidParameter(f"stop[{index}]={text!r} is not a string")
+            raise InvalidParameter(f"{name}[{index}]={text!r} is not a string")
         if text == "":
             raise InvalidParameter(
-                f"stop[{index}] is an empty string, which would stop before the first token; "
-                "leave it out"
+                f"{name}[{index}] is an empty string, which every text holds; leave it out"
             )
+
+
+def check_ids(name: str, given: object) -> tuple[int, ...]:
+    """Copy a list of token ids; raise `InvalidParameter` unless it is one."""
+    if not isinstance(given, list | tuple):
+        raise InvalidParameter(f"{name}={given!r} is not a list of ids")
+    for token in given:
+        check_integer(name, token, 0, None)
+    return tuple(given)
+
+
+def check_bias(given: object) -> tuple[tuple[int, float], ...]:
+    """Copy a logit bias, {token id: bias}; JSON's keys are strings, so "50256" is an id too."""
+    if isinstance(given, Mapping):
+        pairs: Sequence[Any] = list(given.items())
+    elif isinstance(given, list | tuple):
+        pairs = given
+    else:
+        raise InvalidParameter(f"logit_bias={given!r} is not a mapping of token ids to numbers")
+    checked: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise InvalidParameter(f"logit_bias holds {pair!r}, which is no (token id, bias)")
+        token, bias = pair
+        if isinstance(token, str) and token.isascii() and token.isdigit():
+            token = int(token)
+        check_integer("a token id of logit_bias", token, 0, None)
+        check_number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
+        if token in checked:
+            raise InvalidParameter(f"logit_bias names token {token} twice")
+        checked[token] = float(bias)
+    return tuple(checked.items())

@@ -22,6 +22,7 @@ __all__ = [
     "Proposal",
     "RequestOutcome",
     "TokenEvent",
+    "TokenLogprob",
     "TokenView",
 ]
 
@@ -126,6 +127,16 @@ class RequestOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was where it stands."""
+
+    token_id: int
+    logprob: float  # natural logarithm
+    rank: int  # 1: nothing was likelier
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens there, best first; the token or not
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """What a step gave one request."""
 
@@ -135,3 +146,4 @@ class TokenEvent:
     num_accepted: int  # how many of token_ids a drafter had guessed; they come first
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of token_ids, if the request wants them

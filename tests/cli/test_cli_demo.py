@@ -13,7 +13,7 @@ from cli_process import Cli
 from rich.console import Console
 
 from forerun.cli.demo_view import LiveWatcher, make_table
-from forerun.engine.engine import Chunk
+from forerun.engine.results import Chunk
 from forerun.measure.compare import Row, Run
 from forerun.measure.prompts import DEMO_PROMPTS
 

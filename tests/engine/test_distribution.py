@@ -16,9 +16,9 @@ from reference.plain import next_probs
 from reference.tiny_engine import Bench
 from scipy import stats
 
-from forerun.engine import core
+from forerun.engine import verify
 from forerun.params import SamplingParams
-from forerun.sampling import filtered_probs
+from forerun.sampling import filtered_probs, rules
 from forerun.types import Outcome
 
 NUM_TRIALS = 20_480
@@ -129,8 +129,8 @@ def by_threshold(monkeypatch):
         num_accepted = torch.tensor(kept)
         return Outcome(num_accepted, samples[starts + num_accepted])
 
-    monkeypatch.setattr(core, "sample_tokens", sample_and_remember)
-    monkeypatch.setattr(core, "accept_samples", accept)
+    monkeypatch.setattr(rules, "sample_tokens", sample_and_remember)
+    monkeypatch.setattr(rules, "accept_samples", accept)
 
 
 def accept_all(monkeypatch):
@@ -140,7 +140,7 @@ def accept_all(monkeypatch):
         ends = (proposal.lengths + 1).cumsum(0) - 1
         return Outcome(proposal.lengths.clone(), samples[ends])
 
-    monkeypatch.setattr(core, "accept_samples", accept)
+    monkeypatch.setattr(rules, "accept_samples", accept)
 
 
 def next_of_another_row(monkeypatch):
@@ -150,7 +150,7 @@ def next_of_another_row(monkeypatch):
         right = right_accept(samples, proposal)
         return Outcome(right.num_accepted, samples[(proposal.lengths + 1).cumsum(0) - 1])
 
-    monkeypatch.setattr(core, "accept_samples", accept)
+    monkeypatch.setattr(rules, "accept_samples", accept)
 
 
 def one_noise_for_a_block(monkeypatch):
@@ -162,12 +162,12 @@ def one_noise_for_a_block(monkeypatch):
         starts = torch.tensor([0, *rows]).cumsum(0)[:-1]
         return right[starts].repeat(rows)
 
-    monkeypatch.setattr(core, "row_positions", positions)
+    monkeypatch.setattr(verify, "row_positions", positions)
 
 
-right_sample = core.sample_tokens
-right_accept = core.accept_samples
-right_positions = core.row_positions
+right_sample = rules.sample_tokens
+right_accept = rules.accept_samples
+right_positions = verify.row_positions
 WRONG = [by_threshold, accept_all, next_of_another_row, one_noise_for_a_block]
 
 

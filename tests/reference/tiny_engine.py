@@ -5,6 +5,7 @@ After every step the bench has the engine check its books: no block leaked, no t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from forerun.config import EngineConfig, SpeculationConfig
 from forerun.draft.base import Drafter, NoDrafter
 from forerun.engine.core import EngineCore
+from forerun.engine.intake import Intake
 from forerun.engine.request import Request
 from forerun.engine.setup import make_codec, set_up
 from forerun.engine.stats import RequestStats
 from forerun.model.loader import open_model
 from forerun.params import SamplingParams
-from forerun.text import IncrementalDetokenizer
+from forerun.sampling import Chooser, choose_by_drafts
 from forerun.types import FinishReason, TokenEvent
 
 CHAT_TEMPLATE = (
@@ -151,6 +153,7 @@ class Bench:
         *,
         max_draft: int = 7,
         cache_blocks: int | None = None,
+        choose: Chooser = choose_by_drafts,
         **options: object,
     ) -> None:
         defaults = {"dtype": "float32", "kernels": "torch", "block_size": 8, "num_threads": 1}
@@ -162,7 +165,13 @@ class Bench:
         self.codec = make_codec(self.files)
         self.machinery = set_up(self.files, EngineConfig(**options))
         self.core = EngineCore(
-            self.machinery.runner, self.machinery.scheduler, drafter or NoDrafter()
+            self.machinery.runner, self.machinery.scheduler, drafter or NoDrafter(), choose
+        )
+        self.intake = Intake(
+            self.codec,
+            vocab_size=self.files.config.vocab_size,
+            eos_token_ids=self.files.config.eos_token_ids,
+            max_model_len=self.machinery.max_model_len,
         )
         self.seen: list[Generated] = []  # by request id
         self.num_steps = 0
@@ -177,22 +186,9 @@ class Bench:
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> Generated:
         """Hand in a request, made as `Engine` makes it."""
-        room = self.machinery.max_model_len - len(prompt)
-        assert room > 0
-        own_stops = () if params.ignore_eos else self.files.config.eos_token_ids
-        request = Request(
-            request_id=len(self.seen),
-            tokens=list(prompt),
-            num_prompt=len(prompt),
-            params=params,
-            seed=params.seed or 0,
-            stop_ids=frozenset([*own_stops, *params.stop_token_ids]),
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            detokenizer=IncrementalDetokenizer(
-                self.codec, stop_strings=params.stop_strings, prompt_tail=prompt
-            ),
-            arrival_s=0.0,
-        )
+        if params.seed is None:
+            params = dataclasses.replace(params, seed=0)
+        request = self.intake.make(len(self.seen), prompt, params)
         self.seen.append(Generated(request))
         self.core.add(request)
         return self.seen[-1]

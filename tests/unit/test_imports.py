@@ -16,7 +16,7 @@ SOURCE = Path(forerun.__file__).parent
 
 # Who stands on whom. A part may import itself and what stands below it.
 LAYERS = [
-    {"_version", "errors", "types", "config", "params", "device", "home"},
+    {"_version", "errors", "types", "config", "params", "device", "home", "kernels"},
     {"cache", "sampling", "text", "fetch", "model", "registry"},
     {"draft"},
     {"engine"},
@@ -28,6 +28,7 @@ SIBLINGS = {
     ("model", "cache"),  # attention writes the cache
     ("registry", "fetch"),  # models by name are fetched
     ("registry", "model"),  # and converted
+    ("kernels", "home"),  # where compiled kernels are kept
     ("config", "errors"),
     ("params", "errors"),
     ("device", "errors"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from .prompt_input import Message
 
 if TYPE_CHECKING:
-    from ..engine.engine import Chunk, Engine, GenerationResult
+    from ..engine.engine import Engine
+    from ..engine.results import Chunk, GenerationResult
     from ..engine.stats import RequestStats
     from ..params import SamplingParams
 

@@ -16,7 +16,7 @@ from ..measure.compare import Row, Run
 from .screen import out, printable
 
 if TYPE_CHECKING:
-    from ..engine.engine import Chunk
+    from ..engine.results import Chunk
     from ..text import TextCodec
 
 __all__ = ["LineWatcher", "LiveWatcher", "make_table"]

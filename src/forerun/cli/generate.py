@@ -17,7 +17,8 @@ from .prompt_input import Message, PromptOptions, chat_messages
 from .screen import describe_stats, err, is_terminal, printable, say_note
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine, GenerationResult
+    from ..engine.engine import Engine
+    from ..engine.results import GenerationResult
     from ..params import SamplingParams
 
 __all__ = ["generate"]

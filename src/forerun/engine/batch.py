@@ -15,12 +15,14 @@ __all__ = ["build_batch", "row_positions"]
 def build_batch(plan: Plan, proposal: Proposal, device: torch.device) -> ForwardInput:
     """Flatten a step. Sampling requests, in order, own one logit row more than they draft.
 
+    Behind all of these come the rows that score prompts, entry by entry.
+
     Example: a request with tokens [5, 6, 7], two computed, draft [8, 9] contributes tokens
     [7, 8, 9] at positions [2, 3, 4], and all three rows of logits.
     """
     drafts = _drafts_by_entry(plan, proposal)
     token_ids: list[int] = []
-    starts, logit_rows = [0], []
+    starts, logit_rows, scored_rows = [0], [], []
     positions = []
     for entry, draft in zip(plan.entries, drafts, strict=True):
         end = entry.start + entry.num_tokens
@@ -30,7 +32,9 @@ def build_batch(plan: Plan, proposal: Proposal, device: torch.device) -> Forward
         starts.append(len(token_ids))
         if entry.samples:
             logit_rows.append(np.arange(len(token_ids) - len(draft) - 1, len(token_ids)))
-    rows = np.concatenate(logit_rows) if logit_rows else np.empty(0, np.int64)
+        offset = starts[-2] - entry.start
+        scored_rows.append(np.arange(entry.scored.start, entry.scored.stop) + offset)
+    rows = np.concatenate([*logit_rows, *scored_rows])
 
     def tensor(values: object) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(device)

@@ -3,7 +3,7 @@
 plan      = scheduler.schedule()      which requests, how many tokens each
 proposal  = drafter.propose(...)      guesses for those that have caught up
 logits    = runner.forward(...)       one pass of the target over all of it
-outcome   = accept_samples(...)       keep guesses while the target's own sample equals them
+decisions = decide(...)               an exact rule says which guesses stay, what comes next
 events    = commit                    append up to a stop, truncate, free
 drafter.observe(...)                  the drafter hears what became of its guesses
 """
@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..draft.base import Drafter
-from ..errors import CapacityError, ForerunError, InvalidLogits
-from ..sampling import FilterParams, Stream, accept_samples, bad_rows, sample_tokens, uniforms
-from ..types import FinishReason, Outcome, Proposal, RequestOutcome, TokenEvent
-from .batch import build_batch, row_positions
+from ..errors import CapacityError, ForerunError, InvalidLogits, NoTokenPossible
+from ..sampling import Chooser, choose_by_drafts
+from ..types import FinishReason, RequestOutcome, TokenEvent
+from .batch import build_batch
 from .guard import GuardedDrafter
 from .request import Request
 from .runner import TargetRunner
 from .scheduler import Plan, PlanEntry, Scheduler
+from .verify import Decision, Fault, decide, score_prompts
 
 __all__ = ["EngineCore"]
 
@@ -36,8 +36,15 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """Requests in, events out, one step at a time."""
 
-    def __init__(self, runner: TargetRunner, scheduler: Scheduler, drafter: Drafter) -> None:
+    def __init__(
+        self,
+        runner: TargetRunner,
+        scheduler: Scheduler,
+        drafter: Drafter,
+        choose: Chooser = choose_by_drafts,
+    ) -> None:
         self._runner = runner
+        self._choose = choose
         self._scheduler = scheduler
         self._drafter = GuardedDrafter(drafter, runner.vocab_size)
 
@@ -74,11 +81,13 @@ class EngineCore:
         try:
             batch = build_batch(plan, proposal, self._runner.device)
             logits, features = self._runner.forward(batch)
-            outcome, broken = decide(plan, proposal, logits)
+            num_rows = len(plan.sampling) + int(proposal.lengths.sum())
+            score_prompts(plan.entries, logits[num_rows:])
+            decisions = decide(plan, proposal, logits[:num_rows], self._choose)
         except Exception as error:  # noqa: BLE001  (whatever it is, others must go on)
             return self._fail_step(plan, error)
         verified_s = time.perf_counter()
-        events, heard = self._commit(plan, proposal, outcome, broken, verified_s)
+        events, heard = self._commit(plan, decisions, verified_s)
         self._drafter.observe(heard, features)
         self._finish(events)
         end_s = time.perf_counter()
@@ -96,37 +105,40 @@ class EngineCore:
         self._drafter.check_integrity({each.request_id for each in self._scheduler.unfinished()})
 
     def _commit(
-        self, plan: Plan, proposal: Proposal, outcome: Outcome, broken: list[bool], now_s: float
+        self, plan: Plan, decisions: Sequence[Decision], now_s: float
     ) -> tuple[list[TokenEvent], list[RequestOutcome]]:
         for entry in plan.entries:
             if not entry.samples:
                 self._scheduler.commit(entry, (), now_s, None)
         events, heard = [], []
-        columns = (
-            proposal.tokens.tolist(),
-            proposal.lengths.tolist(),
-            outcome.num_accepted.tolist(),
-            outcome.next_tokens.tolist(),
-        )
-        rows = zip(plan.sampling, *columns, broken, strict=True)
-        for entry, draft, num_drafted, num_accepted, next_token, is_broken in rows:
-            if is_broken and num_drafted:
+        for entry, decision in zip(plan.sampling, decisions, strict=True):
+            request, num_drafted = entry.request, decision.num_drafted
+            if decision.fault is Fault.INVALID_LOGITS and num_drafted:
                 # A draft's own NaN reaches the rows beside it; the plain pass never meets it.
                 self._scheduler.retry_plainly(entry)
-                entry.request.counters.count_fault("nan_in_draft")
+                request.counters.count_fault("nan_in_draft")
                 continue
-            if is_broken:
-                events.append(self._fail(entry.request, _nan_error(entry)))
+            if decision.fault is not None:
+                events.append(self._fail(request, _explain(entry, decision.fault)))
                 continue
-            candidates = [*draft[:num_accepted], next_token]
-            block = _cut_at_stop(entry.request, candidates)
-            emitted = tuple(candidates[: block.num_emitted])
-            kept = min(num_accepted, len(emitted))
-            entry.request.counters.count_step(num_drafted, kept, len(emitted))
+            block = _cut_at_stop(request, decision.candidates)
+            emitted = decision.candidates[: block.num_emitted]
+            kept = min(decision.num_accepted, len(emitted))
+            request.counters.count_step(num_drafted, kept, len(emitted))
             self._scheduler.commit(entry, emitted, now_s, block.finish_reason)
-            request_id, finished = entry.request.request_id, block.finish_reason is not None
-            events.append(TokenEvent(request_id, emitted, block.text, kept, block.finish_reason))
-            heard.append(RequestOutcome(request_id, num_drafted, kept, emitted, finished))
+            said = None if decision.logprobs is None else decision.logprobs[: len(emitted)]
+            events.append(
+                TokenEvent(
+                    request.request_id,
+                    emitted,
+                    block.text,
+                    kept,
+                    block.finish_reason,
+                    logprobs=said,
+                )
+            )
+            finished = block.finish_reason is not None
+            heard.append(RequestOutcome(request.request_id, num_drafted, kept, emitted, finished))
         return events, heard
 
     def _finish(self, events: list[TokenEvent]) -> None:
@@ -155,35 +167,6 @@ class EngineCore:
         return events
 
 
-def decide(plan: Plan, proposal: Proposal, logits: Tensor) -> tuple[Outcome, list[bool]]:
-    """Sample the target's own token in each row of logits [M, V], and accept drafts against it.
-
-    The second part says for each sampling request whether its logits hold NaN or infinity.
-    """
-    sampling = plan.sampling
-    lengths = proposal.lengths.tolist()
-    counts = proposal.lengths + 1  # [B] rows of each request
-    requests = [entry.request for entry in sampling]
-    device = logits.device
-    params = FilterParams.from_params([each.params for each in requests], device)
-    params = params.repeat(counts.to(device), len(logits))
-    if params.all_greedy:
-        noise = torch.zeros(len(logits), dtype=torch.float64)
-    else:
-        seeds = torch.tensor([_signed(each.seed) for each in requests]).repeat_interleave(counts)
-        noise = uniforms(seeds.numpy().view("uint64"), row_positions(plan, lengths), Stream.TARGET)
-    samples = sample_tokens(logits, params, noise.to(device)).cpu()
-    owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    broken = torch.zeros(len(counts), dtype=torch.bool)
-    broken[owners[bad_rows(logits).cpu()]] = True
-    return accept_samples(samples, proposal), broken.tolist()
-
-
-def _signed(seed: int) -> int:
-    """The same 64 bits as torch can hold them."""
-    return seed - 2**64 if seed >= 2**63 else seed
-
-
 @dataclass(frozen=True, slots=True)
 class _Block:
     num_emitted: int
@@ -198,6 +181,8 @@ def _cut_at_stop(request: Request, candidates: Sequence[int]) -> _Block:
     """
     detokenizer = request.detokenizer
     text: list[str] = []
+    if request.num_remaining == 0:  # only the prompt was asked about
+        return _Block(0, detokenizer.finish(), FinishReason.LENGTH)
     for index, token in enumerate(candidates):
         count = index + 1
         if token in request.stop_ids:
@@ -211,10 +196,18 @@ def _cut_at_stop(request: Request, candidates: Sequence[int]) -> _Block:
     return _Block(len(candidates), "".join(text), None)
 
 
-def _nan_error(entry: PlanEntry) -> InvalidLogits:
+def _explain(entry: PlanEntry, fault: Fault) -> ForerunError:
     request = entry.request
-    return InvalidLogits(
-        f"the model gave NaN or infinite logits at position {len(request.tokens)} "
-        f"(step {request.counters.num_steps + 1}) of request {request.request_id}; "
-        "check the weights, or try dtype='float32'"
+    place = (
+        f"at position {len(request.tokens)} (step {request.counters.num_steps + 1}) of request "
+        f"{request.request_id}"
+    )
+    if fault is Fault.INVALID_LOGITS:
+        return InvalidLogits(
+            f"the model gave NaN or infinite logits {place}; check the weights, or try "
+            "dtype='float32'"
+        )
+    return NoTokenPossible(
+        f"no token is possible {place}: allowed_token_ids, banned_token_ids, bad_words and "
+        "min_tokens leave none; loosen one of them"
     )

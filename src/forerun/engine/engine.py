@@ -5,33 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
-import secrets
-import time
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Self
 
 from ..config import EngineConfig, SpeculationConfig
 from ..draft.base import Drafter, make_drafter
-from ..errors import (
-    ConfigError,
-    ContextTooLong,
-    EmptyPrompt,
-    EngineClosed,
-    InvalidParameter,
-    InvalidToken,
-    refuse_unknown,
-)
+from ..errors import ConfigError, EngineClosed, InvalidParameter, refuse_unknown
 from ..model.loader import ModelFiles, open_model
 from ..params import SamplingParams
 from ..registry import resolve_model
-from ..text import IncrementalDetokenizer
-from ..types import FinishReason, TokenEvent
+from ..sampling import Chooser, make_chooser
+from ..types import TokenEvent
 from .core import EngineCore
+from .intake import Intake
 from .loop import EngineLoop
 from .request import Request
+from .results import Bundle, Chunk, GenerationResult, Stream
 from .setup import make_codec, set_up
-from .stats import RequestStats
 
 __all__ = ["Chunk", "Engine", "GenerationResult", "Prompt"]
 
@@ -40,46 +31,34 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """What became of one prompt."""
-
-    prompt_token_ids: tuple[int, ...]
-    text: str
-    token_ids: tuple[int, ...]  # with the stop token, if one ended it
-    finish_reason: FinishReason
-    stats: RequestStats
-    seed: int  # what the noise was keyed by: pass it to get the same tokens again
-    error: Exception | None  # where finish_reason is "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a streamed answer: what one step gave."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    num_accepted: int  # the first so many of token_ids were guessed by the drafter
-    result: GenerationResult | None  # with the last chunk
-
-
 class Engine:
     """A loaded model with its drafter, ready for requests from any thread or event loop."""
 
     def __init__(
-        self, files: ModelFiles, config: EngineConfig, drafter: Drafter | None = None
+        self,
+        files: ModelFiles,
+        config: EngineConfig,
+        drafter: Drafter | None = None,
+        choose: Chooser | None = None,  # None: as config.speculation says
     ) -> None:
         self.config = config
         self.model_config = files.config
         self.codec = make_codec(files)
         chosen = make_drafter(config.speculation) if drafter is None else drafter
         self._ids = itertools.count()
+        chosen_rule = choose or make_chooser(config.speculation.accept_rule)
 
         def build() -> EngineCore:
             self.machinery = set_up(files, config)
-            return EngineCore(self.machinery.runner, self.machinery.scheduler, chosen)
+            return EngineCore(self.machinery.runner, self.machinery.scheduler, chosen, chosen_rule)
 
         self._loop = EngineLoop(build)
+        self._intake = Intake(
+            self.codec,
+            vocab_size=files.config.vocab_size,
+            eos_token_ids=files.config.eos_token_ids,
+            max_model_len=self.machinery.max_model_len,
+        )
 
     @classmethod
     def from_pretrained(
@@ -121,10 +100,11 @@ class Engine:
     ) -> list[GenerationResult]:
         """Answer one prompt or many, batched; results come in the order of the prompts.
 
+        A prompt whose params ask for n answers has n results, one after the other.
         All prompts are checked before the first one starts. One that fails on the way has
         `finish_reason` "error" and its `error`; the others are unaffected.
         """
-        streams = [_Stream(request) for request in self._make_requests(prompts, params)]
+        streams = [Stream(request) for request in self._make_requests(prompts, params)]
         try:
             for stream in streams:
                 self._loop.submit(stream.request, stream.put)
@@ -136,9 +116,11 @@ class Engine:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Generator[Chunk, None, None]:
-        """Answer one prompt piece by piece. Closing the iterator cancels the request."""
-        request = self._make_request(prompt, _checked(params or SamplingParams()))
-        return self._stream(_Stream(request))
+        """Answer one prompt piece by piece. Closing the iterator cancels the request.
+
+        The chunks of n answers come as they are made; `sample_index` says whose each is.
+        """
+        return self._stream(Bundle(self._make_samples(prompt, params)))
 
     async def agenerate(
         self,
@@ -153,16 +135,16 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """`stream` for asyncio."""
-        request = self._make_request(prompt, _checked(params or SamplingParams()))
+        bundle = Bundle(self._make_samples(prompt, params))
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        stream = _Stream(request)
-        self._loop.submit(request, lambda event: _post(loop, events, event))
         try:
-            while stream.result is None:
-                yield stream.take(await events.get())
+            for request in bundle.requests:
+                self._loop.submit(request, lambda event: _post(loop, events, event))
+            while not bundle.is_done:
+                yield bundle.take(await events.get())
         finally:
-            self._abandon([stream])
+            self._abandon(bundle.streams)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Turn a prompt of any form into token ids, as `generate` would."""
@@ -174,11 +156,7 @@ class Engine:
         for item in items:
             if isinstance(item, bool) or not isinstance(item, int):
                 raise InvalidParameter(f"{item!r} in a prompt of token ids is not an integer")
-            if not 0 <= item < self.model_config.vocab_size:
-                raise InvalidToken(
-                    f"token id {item} is outside the vocabulary (0 to "
-                    f"{self.model_config.vocab_size - 1})"
-                )
+            self._intake.check_token(item, "token id")
         return items
 
     def close(self) -> None:
@@ -204,51 +182,35 @@ class Engine:
         each = [_checked(one) for one in each]
         if len(each) != len(many):
             raise InvalidParameter(f"{len(each)} sampling params for {len(many)} prompts")
-        return [self._make_request(*pair) for pair in zip(many, each, strict=True)]
+        pairs = zip(many, each, strict=True)
+        return [request for pair in pairs for request in self._make_samples(*pair)]
 
-    def _make_request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _make_samples(self, prompt: Prompt, params: SamplingParams | None) -> list[Request]:
+        """Make the requests for a prompt's n answers."""
+        params = _checked(params or SamplingParams())
         tokens = self.encode(prompt)
-        limit, vocabulary = self.machinery.max_model_len, self.model_config.vocab_size
-        if not tokens:
-            raise EmptyPrompt("the prompt has no tokens; give it at least one character")
-        if len(tokens) >= limit:
-            raise ContextTooLong(
-                f"the prompt has {len(tokens)} tokens and the context is {limit}, of which at "
-                "least one is for the answer; shorten it or raise max_model_len"
-            )
-        for token in params.stop_token_ids:
-            if token >= vocabulary:
-                raise InvalidToken(
-                    f"stop token id {token} is outside the vocabulary (0 to {vocabulary - 1})"
-                )
-        room = limit - len(tokens)
-        own_stops = () if params.ignore_eos else self.model_config.eos_token_ids
-        return Request(
-            request_id=next(self._ids),
-            tokens=list(tokens),
-            num_prompt=len(tokens),
-            params=params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
-            stop_ids=frozenset([*own_stops, *params.stop_token_ids]),
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            detokenizer=IncrementalDetokenizer(
-                self.codec, stop_strings=params.stop_strings, prompt_tail=tokens
-            ),
-            arrival_s=time.perf_counter(),
-        )
+        echo = ""
+        if params.echo:
+            echo = prompt if isinstance(prompt, str) else self.codec.decode(tokens)
+        return [
+            self._intake.make(next(self._ids), tokens, params, index, echo)
+            for index in range(params.n)
+        ]
 
-    def _stream(self, stream: _Stream) -> Generator[Chunk, None, None]:
-        self._loop.submit(stream.request, stream.put)
+    def _stream(self, bundle: Bundle) -> Generator[Chunk, None, None]:
+        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
         try:
-            while stream.result is None:
-                yield stream.take(stream.events.get())
+            for request in bundle.requests:
+                self._loop.submit(request, events.put)
+            while not bundle.is_done:
+                yield bundle.take(events.get())
         finally:
-            self._abandon([stream])
+            self._abandon(bundle.streams)
 
     async def _finish(self, request: Request) -> GenerationResult:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        stream = _Stream(request)
+        stream = Stream(request)
         self._loop.submit(request, lambda event: _post(loop, events, event))
         try:
             while stream.result is None:
@@ -257,7 +219,7 @@ class Engine:
         finally:
             self._abandon([stream])
 
-    def _abandon(self, streams: Sequence[_Stream]) -> None:
+    def _abandon(self, streams: Sequence[Stream]) -> None:
         """Cancel what nobody waits for any more."""
         for stream in streams:
             if stream.result is None:
@@ -265,42 +227,6 @@ class Engine:
                     self._loop.cancel(stream.request.request_id)
                 except EngineClosed:
                     return
-
-
-class _Stream:
-    """The events of one request, put together to chunks and a result by whoever reads them."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        self.put = self.events.put
-        self.result: GenerationResult | None = None
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-
-    def take(self, event: TokenEvent) -> Chunk:
-        self._text.append(event.text)
-        self._token_ids.extend(event.token_ids)
-        if event.finish_reason is not None:
-            self.result = self._conclude(event.finish_reason, event.error)
-        return Chunk(event.text, event.token_ids, event.num_accepted, self.result)
-
-    def wait(self) -> GenerationResult:
-        while self.result is None:
-            self.take(self.events.get())
-        return self.result
-
-    def _conclude(self, reason: FinishReason, error: Exception | None) -> GenerationResult:
-        request = self.request
-        return GenerationResult(
-            prompt_token_ids=tuple(request.tokens[: request.num_prompt]),
-            text="".join(self._text),
-            token_ids=tuple(self._token_ids),
-            finish_reason=reason,
-            stats=request.snapshot(time.perf_counter()),
-            seed=request.seed,
-            error=error,
-        )
 
 
 def _combine(

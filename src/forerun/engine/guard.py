@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..draft.base import Drafter
 from ..types import DraftRequest, Proposal, RequestOutcome
+from .drafts import NO_DRAFT, Draft, find_fault, pack_drafts, read_drafts
 from .request import Request
 
 __all__ = ["GuardedDrafter"]
@@ -41,7 +42,7 @@ class GuardedDrafter:
         views = [request.draft_view(max_draft) for request, max_draft in wanted]
         asked = [view for view in views if view.max_draft > 0]
         drafts = self._ask(asked) if asked else {}
-        return Proposal.from_lists([drafts.get(view.request_id, []) for view in views])
+        return pack_drafts([drafts.get(view.request_id, NO_DRAFT) for view in views])
 
     def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
         """Tell the drafter what became of a step, but for requests that it has failed."""
@@ -70,23 +71,23 @@ class GuardedDrafter:
         """Assert that exactly the unfinished requests are known here."""
         assert set(self._alive) == unfinished, "a finished request was never taken from the drafter"
 
-    def _ask(self, views: Sequence[DraftRequest]) -> dict[int, list[int]]:
+    def _ask(self, views: Sequence[DraftRequest]) -> dict[int, Draft]:
         try:
-            rows = read_rows(self._drafter.propose(views), len(views))
+            drafts = read_drafts(self._drafter.propose(views), len(views))
         except Exception:  # noqa: BLE001
             if len(views) == 1:
                 self._give_up(self._alive[views[0].request_id], "propose_failed")
                 return {}
             # Ask for each alone, to learn whose it is.
             return {key: draft for view in views for key, draft in self._ask([view]).items()}
-        drafts = {}
-        for view, (tokens, length) in zip(views, rows, strict=True):
-            reason = find_fault(tokens, length, self._vocab_size)
+        kept = {}
+        for view, draft in zip(views, drafts, strict=True):
+            reason = find_fault(draft, view.max_draft, self._vocab_size)
             if reason is None:
-                drafts[view.request_id] = tokens[: min(length, view.max_draft)]
+                kept[view.request_id] = draft.cut(view.max_draft)
             else:
                 self._give_up(self._alive[view.request_id], reason)
-        return drafts
+        return kept
 
     def _give_up(self, request: Request, reason: str) -> None:
         """Decode a request plainly from now on. Called inside the handler, for the traceback."""
@@ -98,29 +99,3 @@ class GuardedDrafter:
             request.request_id,
             exc_info=True,
         )
-
-
-def read_rows(proposal: Proposal, num_requests: int) -> list[tuple[list[int], int]]:
-    """Take a proposal apart: (tokens with padding, length) of each request.
-
-    Raises:
-        ValueError: the proposal as a whole does not fit the batch.
-    """
-    tokens, lengths = proposal.tokens, proposal.lengths
-    if tokens.dtype.is_floating_point or lengths.dtype.is_floating_point:
-        raise ValueError(f"a proposal holds whole numbers, not {tokens.dtype}, {lengths.dtype}")
-    if tokens.dim() != 2 or len(tokens) != num_requests or lengths.shape != (num_requests,):
-        raise ValueError(
-            f"a proposal of shapes {list(tokens.shape)}, {list(lengths.shape)} for "
-            f"{num_requests} requests"
-        )
-    return list(zip(tokens.tolist(), lengths.tolist(), strict=True))
-
-
-def find_fault(tokens: Sequence[int], length: int, vocab_size: int) -> str | None:
-    """Say what is wrong with one request's draft; one that is merely too long is not."""
-    if not 0 <= length <= len(tokens):
-        return "bad_length"
-    if any(not 0 <= token < vocab_size for token in tokens[:length]):
-        return "token_outside_vocabulary"
-    return None

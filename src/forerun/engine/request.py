@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from ..cache.blocks import hash_block
 from ..params import SamplingParams
+from ..sampling import TokenCounts, TokenRules
 from ..text import IncrementalDetokenizer
-from ..types import DraftRequest, FinishReason, TokenView
+from ..types import DraftRequest, FinishReason, TokenLogprob, TokenView
 from .stats import Counters, RequestStats
 
 __all__ = ["Request"]
@@ -34,6 +35,11 @@ class Request:
     max_tokens: int  # output tokens, already cut to what the context holds
     detokenizer: IncrementalDetokenizer
     arrival_s: float
+    rules: TokenRules = field(default_factory=TokenRules)
+    counts: TokenCounts | None = None  # of the output, for requests with penalties
+    sample_index: int = 0  # which of its prompt's samples it is
+    echo: str = ""  # the prompt's text, if the answer is to begin with it
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt tokens 1, 2, ...
     num_computed: int = 0
     num_proven: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -59,6 +65,18 @@ class Request:
     def num_remaining(self) -> int:
         """Output tokens that it may still get."""
         return self.max_tokens - self.num_output
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of prompt tokens are still to be said."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Take committed output in."""
+        self.tokens.extend(tokens)
+        if self.counts is not None:
+            self.counts.append(tokens)
 
     def block_hashes(self, block_size: int, num_blocks: int) -> list[bytes]:
         """Hash the first `num_blocks` full blocks of tokens; each is hashed once."""

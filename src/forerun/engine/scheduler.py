@@ -33,6 +33,16 @@ class PlanEntry:
         """Whether the step reaches the request's last token, so that its logits say the next."""
         return self.start + self.num_tokens == len(self.request.tokens)
 
+    @property
+    def scored(self) -> range:
+        """The positions whose logits say how likely the prompt's next token was, if asked for."""
+        request = self.request
+        if not request.scores_prompt:
+            return range(0)
+        # A request that was preempted computes positions again that it has scored already.
+        first = max(self.start, len(request.prompt_logprobs))
+        return range(first, min(self.start + self.num_tokens, request.num_prompt - 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -124,7 +134,7 @@ class Scheduler:
         empty for a request that is still catching up.
         """
         request = entry.request
-        request.tokens.extend(emitted)
+        request.append(emitted)
         # Accepted drafts were computed in this step; the target's own token was not.
         own = 1 if emitted else 0
         request.num_computed = entry.start + entry.num_tokens + len(emitted) - own
@@ -255,7 +265,7 @@ class Scheduler:
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Find computed blocks with the same beginning; the last token is always computed anew."""
-        if not self._share_prefixes:
+        if not self._share_prefixes or request.scores_prompt:  # which needs the prompt's logits
             return []
         size = self._pool.block_size
         return self._pool.find_prefix(request.block_hashes(size, (len(request.tokens) - 1) // size))

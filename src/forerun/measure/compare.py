@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .prompts import DemoPrompt
 
 if TYPE_CHECKING:
-    from ..engine.engine import Chunk, Engine, GenerationResult
+    from ..engine.engine import Engine
+    from ..engine.results import Chunk, GenerationResult
     from ..params import SamplingParams
     from .switch import SwitchedDrafter
 

@@ -6,7 +6,6 @@ compiled once per machine and number format and kept on disk.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..cache.kv_cache import KVCache
+from ..kernels import attention, pointwise
+from ..kernels.pool import POOL
+from ..kernels.tiles import KEY_BLOCK, TILE_ROWS
 from ..types import ForwardInput
-from .kernels import attention, pointwise
-from .kernels.tiles import KEY_BLOCK, TILE_ROWS
 from .ops import AttentionShape, Rotary
 
 __all__ = ["NumbaOps"]
@@ -29,10 +29,6 @@ UNIT_TOKENS = 64  # tokens of one request that share a unit of attention work
 # kinder where processors are shared: each of them waits for its slowest thread.
 PARALLEL_ROWS = 33
 EVERYTHING = 1 << 40  # a window that no context exceeds
-
-# numba has one pool of threads per process. Where it finds no OpenMP (macOS, bare containers) that
-# pool ends the process if two threads enter it at once, as two engines would.
-_POOL = threading.Lock()
 
 Array = NDArray[Any]
 
@@ -99,7 +95,7 @@ class NumbaOps:
         out = gate_up.new_empty(rows, double // 2)
         many = rows >= PARALLEL_ROWS and self._num_threads > 1
         kernel = pointwise.silu_multiply_parallel if many else pointwise.silu_multiply
-        with _POOL:
+        with POOL:
             kernel(view(gate_up), view(out))
         return out
 
@@ -111,7 +107,7 @@ class NumbaOps:
         many = qkv.shape[0] >= PARALLEL_ROWS and self._num_threads > 1
         rotate = attention.rotate_parallel if many else attention.rotate
         merge = attention.merge_parallel if many else attention.merge
-        with _POOL:
+        with POOL:
             rotate(
                 view(qkv), self._cos, self._sin, view_optional(shape.q_norm, qkv),
                 view_optional(shape.k_norm, qkv), np.float32(shape.norm_eps), step.positions,

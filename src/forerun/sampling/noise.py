@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Stream", "uniforms"]
+__all__ = ["Stream", "derive_seed", "uniforms"]
 
 # Odd constants with no pattern in their bits: adding multiples of one visits all 2^64 states.
 GOLDEN = 0x9E3779B97F4A7C15
@@ -61,6 +61,15 @@ def uniforms(
     # the upper 53 bits, the most that a float64 below 1 can hold evenly spaced
     fractions = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return torch.from_numpy(np.ascontiguousarray(fractions))
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Give each of a prompt's samples its own 64-bit seed; sample 0 keeps the request's."""
+    if index == 0:
+        return seed
+    with np.errstate(over="ignore"):
+        start = np.array([seed], np.uint64) + np.uint64(BRONZE)
+        return int(_mix(_mix(start) + _steps(np.array([index]), SILVER))[0])
 
 
 def _steps(positions: NDArray[np.int64], stride: int) -> NDArray[np.uint64]:

@@ -35,6 +35,7 @@ class IncrementalDetokenizer:
         codec: TextCodec,
         *,
         stop_strings: tuple[str, ...] = (),
+        min_tokens: int = 0,  # the text of so many first tokens is not searched for stop strings
         skip_special: bool = True,
         prompt_tail: Sequence[int] = (),  # tokens right before the first; the whole prompt will do
     ) -> None:
@@ -42,6 +43,7 @@ class IncrementalDetokenizer:
         for token_id in self._audible_tail(codec, prompt_tail, skip_special):
             self._characters.push(token_id)  # its text is the prompt's; half a character stays
         self._stops = [_StopString(stop) for stop in stop_strings]
+        self._num_unsearched = min_tokens
         self._withheld = ""  # certain, but it could still become a stop string
         self._parts: list[str] = []
         self._stopped: str | None = None
@@ -61,7 +63,11 @@ class IncrementalDetokenizer:
         """Take the next token and return the text that has become certain."""
         assert self._stopped is None, "a token was pushed after the stop string"
         assert not self._finished, "a token was pushed after finish()"
-        return self._emit(self._scan(self._characters.push(token_id)))
+        text = self._characters.push(token_id)
+        if self._num_unsearched:
+            self._num_unsearched -= 1
+            return self._emit(text)
+        return self._emit(self._scan(text))
 
     def finish(self) -> str:
         """Return the rest: what was withheld, and U+FFFD for half a character."""

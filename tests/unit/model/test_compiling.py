@@ -9,7 +9,7 @@ from pathlib import Path
 import numba
 
 from forerun.home import forerun_home
-from forerun.model.kernels import attention, compiling, pointwise
+from forerun.kernels import attention, compiling, pointwise
 
 
 def test_the_folder_follows_the_sources(tmp_path: Path, monkeypatch) -> None:
@@ -35,7 +35,7 @@ def test_kernels_are_kept_there_and_numbas_setting_is_left_alone() -> None:
 def test_a_home_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
-    code = "import forerun.model.kernels.pointwise as p; print(p.add_norm._cache.cache_path)"
+    code = "import forerun.kernels.pointwise as p; print(p.add_norm._cache.cache_path)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"FORERUN_HOME": str(blocked), "PATH": "", "HOME": str(tmp_path)},

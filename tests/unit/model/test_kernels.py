@@ -19,8 +19,8 @@ from reference.attention_slow import (
     silu_multiply_row,
 )
 
-from forerun.model.kernels import attention, pointwise
-from forerun.model.kernels.tiles import TILE_ROWS
+from forerun.kernels import attention, pointwise
+from forerun.kernels.tiles import TILE_ROWS
 
 BLOCK = 32
 EVERYTHING = 1 << 40

@@ -17,7 +17,7 @@ from typing import Any
 import numba
 from numba import njit
 
-from ...home import forerun_home
+from ..home import forerun_home
 
 __all__ = ["FAST", "compiled"]
 

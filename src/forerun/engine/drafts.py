@@ -1,0 +1,107 @@
+"""A proposal taken apart into one draft per request, checked, and put together again.
+
+Drafts come from drafters, which may be wrong in any way; what leaves here is sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..types import Proposal
+
+__all__ = ["NO_DRAFT", "Draft", "find_fault", "pack_drafts", "read_drafts"]
+
+SUM_TOLERANCE = 1e-3  # of a row of probabilities from 1; logits taken for them are far off
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One request's draft as its drafter gave it."""
+
+    tokens: tuple[int, ...]  # with padding, until it is cut
+    length: int
+    probs: Tensor | None  # [K, V] float32; None: deterministic
+
+    def cut(self, max_draft: int) -> Draft:
+        """Drop the padding, and what is too long: for sampled drafts nothing is."""
+        length = min(self.length, max_draft)
+        probs = None if self.probs is None else self.probs[:length]
+        return Draft(self.tokens[:length], length, probs)
+
+
+NO_DRAFT = Draft((), 0, None)
+
+
+def read_drafts(proposal: Proposal, num_requests: int) -> list[Draft]:
+    """Take a proposal apart.
+
+    Raises:
+        ValueError: the proposal as a whole does not fit the batch.
+    """
+    tokens, lengths, probs = proposal.tokens, proposal.lengths, proposal.probs
+    if tokens.dtype.is_floating_point or lengths.dtype.is_floating_point:
+        raise ValueError(f"a proposal holds whole numbers, not {tokens.dtype}, {lengths.dtype}")
+    if tokens.dim() != 2 or len(tokens) != num_requests or lengths.shape != (num_requests,):
+        raise ValueError(
+            f"a proposal of shapes {list(tokens.shape)}, {list(lengths.shape)} for "
+            f"{num_requests} requests"
+        )
+    if probs is not None and probs.shape[:-1] != tokens.shape:
+        raise ValueError(f"probabilities {list(probs.shape)} for tokens {list(tokens.shape)}")
+    rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
+    return [
+        Draft(tuple(row), length, None if probs is None else probs[index].detach().float())
+        for index, (row, length) in enumerate(rows)
+    ]
+
+
+def find_fault(draft: Draft, max_draft: int, vocab_size: int) -> str | None:
+    """Say what is wrong with one request's draft; a deterministic one may be too long."""
+    if not 0 <= draft.length <= len(draft.tokens):
+        return "bad_length"
+    tokens = draft.tokens[: draft.length]
+    if any(not 0 <= token < vocab_size for token in tokens):
+        return "token_outside_vocabulary"
+    if draft.probs is None:
+        return None
+    # Whoever samples drafts fills the length that was fixed before the sampling. A length chosen
+    # afterwards could depend on the sampled tokens, and so move the output (non-anticipation).
+    if draft.length != max_draft:
+        return "length_chosen_after_sampling"
+    if draft.probs.shape[-1] != vocab_size:
+        return "bad_probs"
+    return None if _are_probs(draft.probs[: draft.length], tokens) else "bad_probs"
+
+
+def pack_drafts(drafts: Sequence[Draft]) -> Proposal:
+    """Put sound drafts together. Where one was sampled, a deterministic one is certain of itself.
+
+    (So a batch in which both kinds meet is still exact.)
+    """
+    proposal = Proposal.from_lists([draft.tokens for draft in drafts])
+    sampled = [draft.probs for draft in drafts if draft.probs is not None]
+    if not any(len(probs) for probs in sampled):
+        return proposal
+    size = sampled[0].shape[-1]
+    probs = torch.zeros((*proposal.tokens.shape, size), device=sampled[0].device)
+    for row, draft in zip(probs, drafts, strict=True):
+        if draft.probs is not None:
+            row[: draft.length] = draft.probs
+        elif draft.length:
+            ids = torch.tensor(draft.tokens, device=row.device)
+            row[torch.arange(draft.length, device=row.device), ids] = 1.0
+    return Proposal(proposal.tokens, proposal.lengths, probs)
+
+
+def _are_probs(probs: Tensor, tokens: Sequence[int]) -> bool:
+    """Check that rows are distributions which can draw their tokens."""
+    if not tokens:
+        return True
+    chosen = probs[torch.arange(len(tokens)), list(tokens)]
+    sums = probs.sum(-1)
+    fits = (sums - 1).abs().amax() <= SUM_TOLERANCE  # False for NaN
+    return bool(fits) and bool(probs.amin() >= 0) and bool(chosen.amin() > 0)

@@ -1,0 +1,214 @@
+"""From a pass's logits to what each request gets: adjust, filter, accept, say log-probabilities.
+
+Between pure tensors (`sampling`) and requests (`engine`): nothing here changes a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..sampling import (
+    RULES,
+    Chooser,
+    FilterParams,
+    History,
+    Noise,
+    Stream,
+    adjust_logits,
+    bad_rows,
+    collect_adjustments,
+    processed_logprobs,
+    raw_logprobs,
+    read_logprobs,
+    uniforms,
+)
+from ..types import Outcome, Proposal, TokenLogprob
+from .batch import row_positions
+from .request import Request
+from .scheduler import Plan, PlanEntry
+
+__all__ = ["Decision", "Fault", "decide", "score_prompts"]
+
+
+class Fault(StrEnum):
+    """Why a request's row of logits gives no token."""
+
+    INVALID_LOGITS = "invalid_logits"  # NaN or infinity
+    NO_TOKEN = "no_token"  # the request's options leave none possible
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a pass decided for one sampling request, before stops cut it."""
+
+    candidates: tuple[int, ...]  # accepted draft tokens, then the next token
+    num_accepted: int
+    num_drafted: int
+    fault: Fault | None  # candidates mean nothing then
+    logprobs: tuple[TokenLogprob, ...] | None  # of the candidates, if the request wants them
+
+
+@torch.inference_mode()
+def decide(plan: Plan, proposal: Proposal, logits: Tensor, choose: Chooser) -> list[Decision]:
+    """Accept drafts against rows of logits [M, V], which are changed on the way.
+
+    `choose` names the rule for the drafts at hand.
+    """
+    requests = [entry.request for entry in plan.sampling]
+    if not requests:
+        return []
+    rows = _Rows(requests, proposal)
+    broken = rows.owners[bad_rows(logits).cpu()].unique().tolist()
+    raw = _keep_raw(requests, rows, logits)
+    first_dead = _adjust(requests, rows, logits)
+    params = FilterParams.from_params([each.params for each in requests], logits.device)
+    params = params.repeat(rows.counts.to(logits.device), len(logits))
+    # At temperature 0 every lossless rule keeps what equals the argmax.
+    rule = RULES["point_mass"] if params.all_greedy else choose(proposal)
+    outcome = rule(logits, params, rows.on_device(logits.device), _noise(plan, rows, logits.device))
+    candidates = _read(rows, outcome, first_dead)
+    logprobs = _logprobs(requests, rows, candidates, raw, logits, params)
+    decisions = []
+    for index, (tokens, num_accepted) in enumerate(candidates):
+        fault = Fault.NO_TOKEN if first_dead.get(index) == 0 else None
+        if index in broken:
+            fault = Fault.INVALID_LOGITS
+        num_drafted = len(rows.drafts[index])
+        decisions.append(Decision(tokens, num_accepted, num_drafted, fault, logprobs.get(index)))
+    return decisions
+
+
+def score_prompts(entries: Sequence[PlanEntry], logits: Tensor) -> None:
+    """Note the log-probabilities of prompt tokens that a pass has seen: its scored rows [S, V].
+
+    The rows of each entry follow each other in the order of `PlanEntry.scored`.
+    """
+    scored = [entry for entry in entries if entry.scored]
+    if not scored:
+        return
+    tokens = [e.request.tokens[position + 1] for e in scored for position in e.scored]
+    wanted = [e.request.params.prompt_logprobs or 0 for e in scored for _ in e.scored]
+    read = iter(read_logprobs(raw_logprobs(logits), tokens, wanted))
+    for entry in scored:
+        entry.request.prompt_logprobs.extend(next(read) for _ in entry.scored)
+
+
+class _Rows:
+    """Which rows of logits are whose."""
+
+    def __init__(self, requests: Sequence[Request], proposal: Proposal) -> None:
+        self.proposal = proposal
+        self.lengths: list[int] = proposal.lengths.tolist()
+        padded = proposal.tokens.tolist()
+        self.drafts = [row[:length] for row, length in zip(padded, self.lengths, strict=True)]
+        self.counts = proposal.lengths + 1  # [B]
+        self.owners = torch.repeat_interleave(torch.arange(len(requests)), self.counts)  # [M]
+        self.starts: list[int] = (self.counts.cumsum(0) - self.counts).tolist()
+
+    def on_device(self, device: torch.device) -> Proposal:
+        probs = self.proposal.probs
+        return Proposal(
+            self.proposal.tokens.to(device),
+            self.proposal.lengths.to(device),
+            None if probs is None else probs.to(device),
+        )
+
+    def of(self, index: int, count: int) -> range:
+        """The first `count` rows of a request."""
+        return range(self.starts[index], self.starts[index] + count)
+
+
+def _keep_raw(requests: Sequence[Request], rows: _Rows, logits: Tensor) -> dict[int, Tensor]:
+    """Copy the rows whose log-probabilities are wanted as the model gave them, by request."""
+    return {
+        index: logits[rows.starts[index] : rows.starts[index] + len(rows.drafts[index]) + 1].clone()
+        for index, request in enumerate(requests)
+        if request.params.logprobs is not None and request.params.logprobs_mode == "raw"
+    }
+
+
+def _adjust(requests: Sequence[Request], rows: _Rows, logits: Tensor) -> dict[int, int]:
+    """Apply what requests ask of single tokens; say which of their rows first leaves no token.
+
+    Such a row is given token 0. What is emitted before it is right whatever it holds, and the
+    request ends where it is reached.
+    """
+    histories = [
+        History(each.rules, each.counts, each.tokens, each.num_output, draft)
+        for each, draft in zip(requests, rows.drafts, strict=True)
+    ]
+    adjustments = collect_adjustments(histories, logits.device)
+    if adjustments is None:
+        return {}
+    adjust_logits(logits, adjustments)
+    touched = adjustments.rows
+    dead = touched[logits[touched].amax(-1) == -torch.inf]
+    logits[dead, 0] = 0.0
+    first_dead: dict[int, int] = {}
+    for row in dead.tolist():
+        owner = int(rows.owners[row])
+        first_dead.setdefault(owner, row - rows.starts[owner])
+    return first_dead
+
+
+def _noise(plan: Plan, rows: _Rows, device: torch.device) -> Noise:
+    seeds = np.array([entry.request.seed for entry in plan.sampling], np.uint64)
+    origins = np.array([len(entry.request.tokens) for entry in plan.sampling], np.int64)
+    width = rows.proposal.tokens.shape[1]
+    of_drafts = origins[:, None] + np.arange(width)  # [B, K]
+    many_seeds = np.repeat(seeds[:, None], width, axis=1)
+    many_origins = np.repeat(origins[:, None], width, axis=1)
+    return Noise(
+        target=uniforms(
+            seeds.repeat(rows.counts.numpy()), row_positions(plan, rows.lengths), Stream.TARGET
+        ).to(device),
+        accept=uniforms(many_seeds, of_drafts, Stream.ACCEPT, many_origins).to(device),
+        recover=uniforms(seeds, origins, Stream.RECOVER).to(device),
+    )
+
+
+def _read(
+    rows: _Rows, outcome: Outcome, first_dead: dict[int, int]
+) -> list[tuple[tuple[int, ...], int]]:
+    """List each request's candidates and how many of them were accepted drafts."""
+    read = []
+    pairs = zip(outcome.num_accepted.tolist(), outcome.next_tokens.tolist(), strict=True)
+    for index, (num_accepted, next_token) in enumerate(pairs):
+        draft = rows.drafts[index]
+        dead = first_dead.get(index)
+        if dead and num_accepted >= dead:
+            # The tokens before the dead row stand; the next step begins at it and fails.
+            num_accepted, next_token = dead - 1, draft[dead - 1]
+        read.append(((*draft[:num_accepted], next_token), num_accepted))
+    return read
+
+
+def _logprobs(
+    requests: Sequence[Request],
+    rows: _Rows,
+    candidates: Sequence[tuple[tuple[int, ...], int]],
+    raw: dict[int, Tensor],
+    logits: Tensor,
+    params: FilterParams,
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """Read the log-probabilities of the candidates of requests that want them, by request."""
+    found = {}
+    for index, request in enumerate(requests):
+        if request.params.logprobs is None:
+            continue
+        tokens = candidates[index][0]
+        if index in raw:
+            table = raw_logprobs(raw[index][: len(tokens)])
+        else:
+            place = rows.of(index, len(tokens))
+            own = FilterParams.from_params([request.params] * len(tokens), logits.device)
+            table = processed_logprobs(logits[place.start : place.stop], own)
+        wanted = [request.params.logprobs] * len(tokens)
+        found[index] = tuple(read_logprobs(table, tokens, wanted))
+    return found

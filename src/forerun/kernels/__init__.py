@@ -1,0 +1,1 @@
+"""Compiled CPU kernels (numba): what lies between the linear layers, and drawing a token."""

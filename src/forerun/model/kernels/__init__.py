@@ -1,1 +1,0 @@
-"""Compiled CPU kernels for what lies between the linear layers (numba; see `ops.NumbaOps`)."""
