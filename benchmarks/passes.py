@@ -45,6 +45,8 @@ def load(model: str, dtype: str, threads: int, context: int) -> tuple[Decoder, K
 
 def rows_at(context: int, num_rows: int, num_blocks: int) -> ForwardInput:
     return ForwardInput(
+        num_fine=num_rows,
+        num_sampling_rows=num_rows,
         token_ids=torch.arange(num_rows) + 100,
         positions=torch.arange(context, context + num_rows),
         starts=torch.tensor([0, num_rows]),

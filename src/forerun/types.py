@@ -105,6 +105,9 @@ class ForwardInput:
     starts: Tensor  # [B + 1] int64
     block_tables: Tensor  # [B, max_blocks] int64, padded with 0; block of position p is p // size
     logit_rows: Tensor  # [M] int64, tokens whose logits are wanted; others skip the projection
+    # Where a row's bits must not depend on its company (model/bits), rows are of two kinds:
+    num_fine: int  # the first so many tokens go in small pieces, the rest in a prompt's big ones
+    num_sampling_rows: int  # the same of logit_rows: the first so many are sampled from
 
 
 @dataclass(frozen=True, slots=True)

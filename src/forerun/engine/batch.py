@@ -24,12 +24,15 @@ def build_batch(plan: Plan, proposal: Proposal, device: torch.device) -> Forward
     token_ids: list[int] = []
     starts, logit_rows, scored_rows = [0], [], []
     positions = []
+    num_fine = 0
     for entry, draft in zip(plan.entries, drafts, strict=True):
         end = entry.start + entry.num_tokens
         token_ids.extend(entry.request.tokens[entry.start : end])
         token_ids.extend(draft)
         positions.append(np.arange(entry.start, end + len(draft)))
         starts.append(len(token_ids))
+        if not entry.is_bulk:
+            num_fine = starts[-1]  # the plan has them first
         if entry.samples:
             logit_rows.append(np.arange(len(token_ids) - len(draft) - 1, len(token_ids)))
         offset = starts[-2] - entry.start
@@ -45,6 +48,8 @@ def build_batch(plan: Plan, proposal: Proposal, device: torch.device) -> Forward
         starts=tensor(starts),
         block_tables=tensor(_tables(plan)),
         logit_rows=tensor(rows),
+        num_fine=num_fine,
+        num_sampling_rows=sum(map(len, logit_rows)),
     )
 
 

@@ -45,6 +45,8 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # of full blocks of tokens, as far as known
     num_published: int = 0
+    # Where bits count, prompt positions [0, num_bulk) are computed in bulk; None: makes no odds
+    num_bulk: int | None = None
     drafting: bool = True  # false after its drafter failed
     finish_reason: FinishReason | None = None
     counters: Counters = field(default_factory=Counters)
@@ -84,8 +86,15 @@ class Request:
             parent = self.hashes[-1] if self.hashes else b""
             chunk: Sequence[int] = self.tokens[index * block_size : (index + 1) * block_size]
             assert len(chunk) == block_size, "only full blocks of committed tokens are hashed"
-            self.hashes.append(hash_block(parent, chunk))
+            self.hashes.append(hash_block(parent + self._kind(index, block_size), chunk))
         return self.hashes[:num_blocks]
+
+    def _kind(self, index: int, block_size: int) -> bytes:
+        """Tell blocks apart whose tokens are the same and whose bits are not."""
+        if self.num_bulk is None:
+            return b""
+        num_fine = min(block_size, max(0, (index + 1) * block_size - self.num_bulk))
+        return b"" if num_fine == 0 else b"fine %d" % num_fine
 
     def draft_view(self, max_draft: int) -> DraftRequest:
         """Show a drafter what it may see. The tokens are not copied: O(1) per step."""

@@ -34,6 +34,11 @@ class PlanEntry:
         return self.start + self.num_tokens == len(self.request.tokens)
 
     @property
+    def is_bulk(self) -> bool:
+        """Whether its rows are a prompt's, to be computed in big pieces (model/bits)."""
+        return self.request.num_bulk is not None and self.start < self.request.num_bulk
+
+    @property
     def scored(self) -> range:
         """The positions whose logits say how likely the prompt's next token was, if asked for."""
         request = self.request
@@ -67,6 +72,7 @@ class Scheduler:
         max_model_len: int,
         max_draft: int,
         share_prefixes: bool,
+        max_fine_rows: int | None = None,  # rows of a small piece, where bits count (model/bits)
     ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
@@ -74,6 +80,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._max_draft = max_draft
         self._share_prefixes = share_prefixes
+        self._max_fine_rows = max_fine_rows
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # oldest first
         self._suspect: list[tuple[int, int]] = []  # (block, from offset) where NaN may lie
@@ -88,6 +95,10 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. It starts at the next step that has room for it."""
+        if self._max_fine_rows is not None:
+            # A function of the prompt alone: neither company nor pieces may change a row's kind.
+            is_long = request.num_prompt > self._max_fine_rows
+            request.num_bulk = request.num_prompt if is_long else 0
         self._waiting.append(request)
 
     def find(self, request_id: int) -> Request | None:
@@ -118,7 +129,7 @@ class Scheduler:
         """Plan running requests within a budget: tokens of it that they take."""
         used = 0
         for request in requests:
-            count = min(request.num_pending, budget - used)
+            count = min(_num_of_a_kind(request, request.num_computed), budget - used)
             # One may have been preempted to make room for an earlier one.
             if count and request in self._running and self._make_room(request, count, planned):
                 planned[request.request_id] = count
@@ -188,16 +199,26 @@ class Scheduler:
     def _with_drafts(self, planned: dict[int, int], budget: int) -> list[PlanEntry]:
         """Complete the plan: whoever catches up may draft, as far as budget and blocks go."""
         requests = [each for each in self._running if each.request_id in planned]
+        requests.sort(key=_starts_in_bulk)
+        budget = min(budget, self._room_in_piece(requests, planned))
         entries = []
         for index, request in enumerate(requests):
             count = planned[request.request_id]
             max_draft = 0
-            if request.num_computed + count == len(request.tokens):
+            catches_up = request.num_computed + count == len(request.tokens)
+            if catches_up and not _starts_in_bulk(request):
                 share = budget // (len(requests) - index)
                 max_draft = self._room_to_draft(request, min(share, self._max_draft))
                 budget -= max_draft
             entries.append(PlanEntry(request, request.num_computed, count, max_draft))
         return entries
+
+    def _room_in_piece(self, requests: Sequence[Request], planned: dict[int, int]) -> int:
+        """Count the rows that drafts may fill without another small piece, which costs a pass."""
+        if self._max_fine_rows is None:
+            return self._token_budget
+        num_fine = sum(planned[each.request_id] for each in requests if not _starts_in_bulk(each))
+        return -num_fine % self._max_fine_rows
 
     def _room_to_draft(self, request: Request, wish: int) -> int:
         """Cut a draft length to what can still be used, and allocate blocks that are to spare."""
@@ -245,7 +266,7 @@ class Scheduler:
             shared = self._find_prefix(request)
             self._pool.share(shared)
             computed = len(shared) * self._pool.block_size
-            count = min(len(request.tokens) - computed, budget - used)
+            count = min(_num_of_a_kind(request, computed), budget - used)
             blocks = self._pool.allocate(self._blocks_for(computed + count) - len(shared))
             if blocks is None:
                 self._pool.release(shared)
@@ -300,3 +321,14 @@ class Scheduler:
 
     def _blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self._pool.block_size)
+
+
+def _starts_in_bulk(request: Request) -> bool:
+    return request.num_bulk is not None and request.num_computed < request.num_bulk
+
+
+def _num_of_a_kind(request: Request, start: int) -> int:
+    """Count the pending tokens from `start` on that may be computed together."""
+    if request.num_bulk is not None and start < request.num_bulk:
+        return request.num_bulk - start
+    return len(request.tokens) - start

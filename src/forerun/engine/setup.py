@@ -13,13 +13,15 @@ from ..cache.kv_cache import CacheShape
 from ..config import EngineConfig
 from ..device import available_cpus, choose_device, choose_dtype
 from ..errors import CapacityError, ConfigError
+from ..model.arch import ModelConfig
+from ..model.bits import ExactRows, try_rows
 from ..model.loader import ModelFiles
-from ..model.transformer import Decoder
+from ..model.transformer import Decoder, choose_kernels, linear_shapes
 from ..text import TextCodec
 from .runner import TargetRunner
 from .scheduler import Scheduler
 
-__all__ = ["Machinery", "make_codec", "set_up"]
+__all__ = ["ExactBits", "Machinery", "make_codec", "set_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,17 @@ DEFAULT_CONTEXT = 8192  # longest context unless asked for more: its cache is pa
 MAX_DEFAULT_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.25  # of free memory
 CUDA_CACHE_SHARE = 0.85
+LEAST_EXACT_ROWS = 8  # smaller pieces would make verification as dear as plain decoding
+MAX_EXACT_COST = 1.03
+
+
+@dataclass(frozen=True, slots=True)
+class ExactBits:
+    """Whether a row's logits have the same bits alone, among drafts and among strangers."""
+
+    enabled: bool
+    reason: str  # why, in words for people
+    rows: ExactRows | None  # what was found on this machine; None: not looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class Machinery:
     kernels: str
     num_threads: int
     kv_cache_tokens: int
+    exact_bits: ExactBits
 
 
 def make_codec(files: ModelFiles) -> TextCodec:
@@ -66,6 +80,8 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
     dtype = choose_dtype(config.dtype, device)
     num_threads = _set_threads(config.num_threads)
     max_model_len = _context_length(config.max_model_len, files.config.max_positions)
+    exact_bits = choose_exact_bits(files.config, config, device, dtype)
+    exact_rows = exact_bits.rows if exact_bits.enabled else None
     decoder = Decoder(
         files.config,
         files.weights,
@@ -75,6 +91,8 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
         max_positions=max_model_len,
         num_threads=num_threads,
         block_size=config.block_size,
+        exact=exact_rows,
+        most_rows=config.max_num_batched_tokens,
     )
     files.weights.close()
     shape = decoder.cache_shape(config.block_size)
@@ -86,6 +104,7 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
         max_model_len=max_model_len,
         max_draft=config.speculation.max_draft,
         share_prefixes=config.enable_prefix_caching,
+        max_fine_rows=decoder.max_fine_rows,
     )
     return Machinery(
         runner=TargetRunner(decoder, num_blocks, config.block_size),
@@ -96,7 +115,49 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
         kernels=decoder.kernels,
         num_threads=num_threads,
         kv_cache_tokens=num_blocks * config.block_size,
+        exact_bits=exact_bits,
     )
+
+
+def choose_exact_bits(
+    model: ModelConfig, config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> ExactBits:
+    """Decide whether rows are to keep their bits, and say why.
+
+    Raises:
+        ConfigError: it is asked for and cannot be had here.
+    """
+    if config.exact_bits == "off":
+        return ExactBits(False, "switched off", None)
+    kernels = choose_kernels(config.kernels, device, dtype, model, config.block_size)
+    if kernels != "numba":
+        reason = f"attention in {kernels} on {device.type} adds up in an order that varies"
+        return _no_exact_bits(config, reason, None)
+    rows = try_rows(linear_shapes(model), dtype, config.max_num_batched_tokens)
+    if rows.max_rows < LEAST_EXACT_ROWS or rows.place_matters:
+        reason = (
+            f"linear layers in {dtype} change a row's bits from {rows.max_rows + 1} rows on"
+            if not rows.place_matters
+            else f"linear layers in {dtype} change a row's bits with its place"
+        )
+        return _no_exact_bits(config, reason, rows)
+    if config.exact_bits == "auto" and rows.cost > MAX_EXACT_COST:
+        reason = (
+            f"it would cost {rows.cost - 1:.0%} of the linear layers' time at few rows on this "
+            "machine; exact_bits='on' insists"
+        )
+        return _no_exact_bits(config, reason, rows)
+    found = f"{rows.max_rows} rows and fewer give equal bits on this machine"
+    return ExactBits(True, found, rows)
+
+
+def _no_exact_bits(config: EngineConfig, reason: str, rows: ExactRows | None) -> ExactBits:
+    if config.exact_bits == "on":
+        raise ConfigError(
+            f"exact_bits='on' cannot be had here: {reason}. Use exact_bits='auto' or 'off'"
+        )
+    logger.info("exact_bits is off: %s", reason)
+    return ExactBits(False, reason, rows)
 
 
 def _set_threads(wanted: int | None) -> int:

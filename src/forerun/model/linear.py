@@ -29,10 +29,11 @@ class PlainLinear:
 
 
 class OneDnnLinear:
-    """A bfloat16 weight reordered into oneDNN's blocked layout.
+    """A weight reordered into oneDNN's blocked layout.
 
-    A third faster than the plain layout at a few rows, at the same cost for 1 to 16 rows, and
-    a row's bits do not depend on how many others are in the call (up to 32 of them).
+    bfloat16 with AMX: a third faster than the plain layout at a few rows, and flat for 1 to 16.
+    float32: slower at one row, faster from four on. How many rows may share a call without
+    changing each other's bits depends on the processor; `bits` finds out.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -46,10 +47,15 @@ class OneDnnLinear:
         return result
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Choose the layout that this device and number format run fastest."""
-    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-    if on_cpu and torch.backends.mkldnn.is_available() and _mkldnn_bf16():
+def pack_linear(weight: Tensor, bias: Tensor | None = None, *, exact: bool = False) -> Linear:
+    """Choose the layout that this device and number format run fastest.
+
+    `exact` asks for the one in which most row counts give a row the same bits.
+    """
+    on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if on_cpu and weight.dtype == torch.bfloat16 and _mkldnn_bf16():
+        return OneDnnLinear(weight, bias)
+    if on_cpu and weight.dtype == torch.float32 and exact:
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
 

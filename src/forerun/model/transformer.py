@@ -17,11 +17,12 @@ from ..cache.kv_cache import CacheShape, KVCache
 from ..errors import ConfigError, ModelFileError
 from ..types import ForwardInput
 from .arch import ModelConfig, rope_frequencies
+from .bits import ExactRows, Shape, in_pieces
 from .linear import Linear, pack_linear
 from .ops import AttentionShape, Ops, Rotary, TorchOps
 from .weights import WeightSource
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "choose_kernels", "linear_shapes"]
 
 KEY_BLOCK = 32  # positions of a cache block that the compiled kernels are written for
 
@@ -51,8 +52,12 @@ class Decoder:
         max_positions: int | None = None,
         num_threads: int = 1,
         block_size: int = KEY_BLOCK,
+        exact: ExactRows | None = None,
+        most_rows: int | None = None,
     ) -> None:
         """Read the weights, laid out for the device.
+
+        `exact` has rows keep their bits in any company; `most_rows` is what a step can hold then.
 
         Raises:
             ModelFileError: a weight is missing, has another shape, or holds NaN or infinity.
@@ -60,7 +65,10 @@ class Decoder:
         self.config = config
         self.device = device
         self.dtype = dtype
-        reader = _Reader(weights, device, dtype)
+        self._max_rows = None if exact is None or most_rows is None else exact.max_rows
+        if self._max_rows is not None and most_rows is not None and self._max_rows >= most_rows:
+            self._max_rows = None  # nothing is ever cut
+        reader = _Reader(weights, device, dtype, exact)
         size = config.hidden_size
         self._embedding = reader.read("model.embed_tokens.weight", config.vocab_size, size)
         self._layers = [_read_layer(reader, config, index) for index in range(config.num_layers)]
@@ -68,11 +76,16 @@ class Decoder:
         table = self._embedding
         if not config.tie_embeddings:
             table = reader.read("lm_head.weight", config.vocab_size, size)
-        self._head = pack_linear(table)
+        self._head = reader.pack(table, None)
         positions = max_positions or config.max_positions
         rotary = Rotary.from_frequencies(rope_frequencies(config), positions)
         self.kernels = choose_kernels(kernels, device, dtype, config, block_size)
         self._ops = self._make_ops(rotary, num_threads)
+
+    @property
+    def max_fine_rows(self) -> int | None:
+        """Rows of a small piece, where rows go in pieces of two kinds (`bits`)."""
+        return self._max_rows
 
     def cache_shape(self, block_size: int) -> CacheShape:
         """Say what a cache for this model holds."""
@@ -98,13 +111,19 @@ class Decoder:
         h = ops.norm(x, self._layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            mixed = ops.attend(index, layer.attention, layer.qkv(h))
-            h = ops.add_norm(x, layer.out(mixed), layer.mlp_norm, eps)
-            active = ops.silu_multiply(layer.gate_up(h))
-            h = ops.add_norm(x, layer.down(active), next_norm, eps)
+            mixed = ops.attend(index, layer.attention, self._run(layer.qkv, h, step.num_fine))
+            h = ops.add_norm(x, self._run(layer.out, mixed, step.num_fine), layer.mlp_norm, eps)
+            active = ops.silu_multiply(self._run(layer.gate_up, h, step.num_fine))
+            h = ops.add_norm(x, self._run(layer.down, active, step.num_fine), next_norm, eps)
         if len(step.logit_rows) < len(h):
             h = h[step.logit_rows]
-        return self._head(h).float()
+        return self._run(self._head, h, step.num_sampling_rows).float()
+
+    def _run(self, linear: Linear, x: Tensor, num_fine: int) -> Tensor:
+        """Run a layer, in pieces where that keeps bits."""
+        if self._max_rows is None or not len(x):
+            return linear(x)
+        return in_pieces(linear, x, num_fine, self._max_rows)
 
     @torch.inference_mode()
     def run_linear_layers(self, num_rows: int) -> None:
@@ -127,6 +146,14 @@ class Decoder:
 
             return NumbaOps(rotary, self._layers[0].attention, num_threads)
         return TorchOps(Rotary(rotary.cos.to(self.device), rotary.sin.to(self.device)))
+
+
+def linear_shapes(config: ModelConfig) -> list[Shape]:
+    """List (inputs, outputs) of every linear layer of a pass."""
+    size, inner = config.hidden_size, config.intermediate_size
+    wide, narrow = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    layer = [(size, wide + 2 * narrow), (wide, size), (size, 2 * inner), (inner, size)]
+    return [*layer * config.num_layers, (size, config.vocab_size)]
 
 
 def choose_kernels(
@@ -191,6 +218,12 @@ class _Reader:
     source: WeightSource
     device: torch.device
     dtype: torch.dtype
+    exact: ExactRows | None
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        linear = pack_linear(weight, bias, exact=self.exact is not None)
+        outputs, inputs = weight.shape
+        return linear if self.exact is None else self.exact.pad((inputs, outputs), linear)
 
     def read(self, name: str, *shape: int) -> Tensor:
         return self._gather({name: shape[0]}, shape[1:])
@@ -199,7 +232,7 @@ class _Reader:
         """Stack linear layers that share their input into one."""
         weight = self._gather(_suffixed(parts, ".weight"), (num_inputs,))
         offset = self._gather(_suffixed(parts, ".bias"), ()) if bias else None
-        return pack_linear(weight, offset)
+        return self.pack(weight, offset)
 
     def _gather(self, parts: dict[str, int], inner: tuple[int, ...]) -> Tensor:
         target = torch.full(
