@@ -57,6 +57,7 @@ class SamplingParams:
     # raw: of the model's own distribution (OpenAI, vLLM); processed: of what was sampled from
     logprobs_mode: str = "raw"
     echo: bool = False  # the text begins with the prompt's
+    max_draft: int | None = None  # most draft tokens a step; 0: no drafts. None: as the engine does
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         # The generated __init__ would answer a misspelt option with a bare TypeError.
@@ -75,6 +76,8 @@ class SamplingParams:
                      open_high=True)  # fmt: skip
         if self.seed is not None:
             check_integer("seed", self.seed, 0, MAX_SEED - 1)
+        if self.max_draft is not None:
+            check_integer("max_draft", self.max_draft, 0, None)
         check_integer("n", self.n, 1, MAX_SAMPLES)
         check_integer("min_tokens", self.min_tokens, 0, None)
         for name in ("logprobs", "prompt_logprobs"):

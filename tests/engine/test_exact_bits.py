@@ -42,9 +42,7 @@ class Guess(Fake):
 def moody(monkeypatch, tmp_path):
     monkeypatch.setenv("FORERUN_HOME", str(tmp_path))  # what is found here is not the machine's
     for module in (bits, transformer):
-        monkeypatch.setattr(
-            module, "pack_linear", lambda weight, bias=None, *, exact=False: Moody(weight, bias)
-        )
+        monkeypatch.setattr(module, "pack_linear", lambda weight, bias=None: Moody(weight, bias))
 
 
 def bench(tiny, *, drafter=None, exact="on", **options):

@@ -154,7 +154,8 @@ class Harness:
         tables = [[*blocks, *[0] * (width - len(blocks))] for _, _, blocks in parts]
         rows = range(len(token_ids)) if logit_rows is None else logit_rows
         step = ForwardInput(
-            num_fine=len(token_ids), num_sampling_rows=len(rows),
+            num_fine=len(token_ids),
+            num_sampling_rows=len(rows),
             token_ids=torch.tensor(token_ids),
             positions=torch.tensor(positions),
             starts=torch.tensor(starts),

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from .._version import __version__
+from .certify import certify
 from .chat import chat
 from .demo import demo
 from .failures import run
@@ -48,7 +49,7 @@ def _forerun(
     """Take the options that stand before a command."""
 
 
-for command in (pull, generate, chat, demo):
+for command in (pull, generate, chat, demo, certify):
     app.command()(command)
 
 

@@ -13,7 +13,8 @@ import typer
 from ..errors import EngineClosed, ForerunError, nearest_name
 from .conversation import Conversation
 from .loading import open_engine
-from .options import EngineOptions, SamplingOptions, takes_groups
+from .options import EngineOptions, takes_groups
+from .sampling_options import SamplingOptions
 from .screen import describe_stats, is_terminal, out, printable, say_error, say_note
 
 __all__ = ["chat"]

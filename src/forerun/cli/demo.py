@@ -15,8 +15,9 @@ from ..measure.compare import Row, measure, warm_up
 from ..measure.prompts import DEMO_PROMPTS
 from .demo_view import LineWatcher, LiveWatcher, make_table
 from .loading import open_switched_engine
-from .options import EngineOptions, SamplingOptions
+from .options import EngineOptions
 from .pull import pull_with_progress
+from .sampling_options import SamplingOptions
 from .screen import is_terminal, out, spinner
 
 if TYPE_CHECKING:

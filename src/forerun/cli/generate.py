@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError, TemplateError
 from .loading import open_engine
-from .options import EngineOptions, SamplingOptions, takes_groups
+from .options import EngineOptions, takes_groups
 from .prompt_input import Message, PromptOptions, chat_messages
+from .sampling_options import ReportOptions, SamplingOptions
 from .screen import describe_stats, err, is_terminal, printable, say_note
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def generate(
     engine: EngineOptions,
     source: PromptOptions,
     sampling: SamplingOptions,
+    report: ReportOptions,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON: text, token_ids, stats, ...")
     ] = False,
@@ -50,7 +53,9 @@ def generate(
     Answers have at most 256 tokens unless --max-tokens says otherwise.
     """
     source.check()
-    params = sampling.params(max_tokens=MAX_TOKENS)
+    params = sampling.params(max_tokens=MAX_TOKENS, report=report)
+    if report.needs_json and not as_json and source.prompts is None:
+        raise ConfigError("--n, --logprobs and --prompt-logprobs are told in JSON; add --json")
     if as_json and stream:
         raise ConfigError("--stream prints text and --json prints JSON; give one of them")
     if source.prompts is not None:
@@ -63,17 +68,18 @@ def generate(
     with open_engine(engine) as opened:
         prompt = _shape_prompt(opened, text, source)
         if as_json or not live:
-            (result,) = opened.generate([prompt], params)
+            results = opened.generate([prompt], params)
         else:
-            result = _stream(opened, prompt, params)
-        if result.error is not None:
-            raise result.error
-        if as_json:
-            print(json.dumps(_to_dict(result, engine.model)))
-        elif not live:
-            _write_text(result.text)
+            results = [_stream(opened, prompt, params)]
+        for result in results:
+            if result.error is not None:
+                raise result.error
+            if as_json:
+                print(json.dumps(_to_dict(result, engine.model)))
+            elif not live:
+                _write_text(result.text)
         if stats:
-            _print_stats([result])
+            _print_stats(results)
 
 
 def _shape_prompt(engine: Engine, text: str, source: PromptOptions) -> str | list[Message]:
@@ -119,7 +125,7 @@ def _answer_many(
     results = engine.generate(shaped, params)
     for index, result in enumerate(results):
         failed = None if result.error is None else str(result.error)
-        line = {"index": index, **_to_dict(result, model), "error": failed}
+        line = {"index": index // params.n, **_to_dict(result, model), "error": failed}
         print(json.dumps(line))
     if stats:
         _print_stats(results)
@@ -129,7 +135,7 @@ def _answer_many(
 
 
 def _to_dict(result: GenerationResult, model: str) -> dict[str, Any]:
-    return {
+    line = {
         "model": model,
         "text": result.text,
         "token_ids": result.token_ids,
@@ -137,6 +143,12 @@ def _to_dict(result: GenerationResult, model: str) -> dict[str, Any]:
         "seed": result.seed,
         "stats": result.stats.to_dict(),
     }
+    if result.params.n > 1:
+        line["sample_index"] = result.sample_index
+    for name in ("logprobs", "prompt_logprobs"):
+        if (told := getattr(result, name)) is not None:
+            line[name] = [asdict(each) for each in told]
+    return line
 
 
 def _print_stats(results: Sequence[GenerationResult]) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..measure.switch import SwitchedDrafter
 
-__all__ = ["open_engine", "open_switched_engine"]
+__all__ = ["open_engine", "open_switched_engine", "settings_of"]
 
 
 def open_engine(options: EngineOptions) -> Engine:
@@ -20,7 +20,9 @@ def open_engine(options: EngineOptions) -> Engine:
     with spinner(f"loading {options.model} ..."):
         from ..engine.engine import Engine
 
-        return Engine.from_pretrained(options.model, speculation=speculation, **_settings(options))
+        return Engine.from_pretrained(
+            options.model, speculation=speculation, **settings_of(options)
+        )
 
 
 def open_switched_engine(options: EngineOptions) -> tuple[Engine, SwitchedDrafter]:
@@ -31,14 +33,15 @@ def open_switched_engine(options: EngineOptions) -> tuple[Engine, SwitchedDrafte
         from ..measure.switch import switched_engine
 
         config = SpeculationConfig.from_dict(speculation)
-        return switched_engine(options.model, config, **_settings(options))
+        return switched_engine(options.model, config, **settings_of(options))
 
 
-def _settings(options: EngineOptions) -> dict[str, Any]:
+def settings_of(options: EngineOptions) -> dict[str, Any]:
     """List the options that are fields of `EngineConfig`."""
     return {
         "device": options.device,
         "dtype": options.dtype,
+        "exact_bits": options.exact_bits,
         "kernels": options.kernels,
         "max_model_len": options.max_model_len,
         "num_threads": options.threads,

@@ -14,19 +14,17 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ..errors import ConfigError, InvalidParameter
+from ..errors import ConfigError
 
-if TYPE_CHECKING:
-    from ..params import SamplingParams
-
-__all__ = ["EngineOptions", "SamplingOptions", "takes_groups"]
+__all__ = ["EngineOptions", "option", "takes_groups"]
 
 
-def _option(*names: str, help: str, metavar: str | None = None) -> Any:
+def option(*names: str, help: str, metavar: str | None = None) -> Any:
+    """Describe an option whose default stands in its help."""
     return typer.Option(*names, help=help, metavar=metavar, show_default=False)
 
 
@@ -36,115 +34,79 @@ class EngineOptions:
 
     model: Annotated[
         str,
-        _option("--model", "-m", metavar="MODEL", help="A pulled name, a folder, or a .gguf file."),
+        option("--model", "-m", metavar="MODEL", help="A pulled name, a folder, or a .gguf file."),
     ]
     drafter: Annotated[
         str | None,
-        _option("--drafter", metavar="NAME", help="auto, ngram or none. Default: auto."),
+        option("--drafter", metavar="NAME", help="auto, ngram or none. Default: auto."),
     ] = None
     draft_tokens: Annotated[
         int | None,
-        _option("--draft-tokens", metavar="N", help="Most draft tokens per step. Default: 15."),
+        option("--draft-tokens", metavar="N", help="Most draft tokens per step. Default: 15."),
+    ] = None
+    accept_rule: Annotated[
+        str | None,
+        option(
+            "--accept-rule",
+            metavar="NAME",
+            help="auto, point_mass, token or block; none changes the output. Default: auto.",
+        ),
     ] = None
     speculative_config: Annotated[
         str | None,
-        _option(
+        option(
             "--speculative-config",
             metavar="JSON",
             help="The same and more, in the keys of forerun or vLLM.",
         ),
     ] = None
     max_model_len: Annotated[
-        int | None, _option("--max-model-len", metavar="N", help="Longest context, in tokens.")
+        int | None, option("--max-model-len", metavar="N", help="Longest context, in tokens.")
     ] = None
     device: Annotated[
-        str, _option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N. Default: auto.")
+        str, option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N. Default: auto.")
     ] = "auto"
     dtype: Annotated[
         str,
-        _option(
+        option(
             "--dtype",
             metavar="NAME",
             help="auto, bfloat16, float16 or float32. Default: auto.",
         ),
     ] = "auto"
+    exact_bits: Annotated[
+        str,
+        option(
+            "--exact-bits",
+            metavar="WHEN",
+            help="auto, on or off: the same bits alone and in company. Default: auto, where cheap.",
+        ),
+    ] = "auto"
     kernels: Annotated[
-        str, _option("--kernels", metavar="NAME", help="auto, torch or numba. Default: auto.")
+        str, option("--kernels", metavar="NAME", help="auto, torch or numba. Default: auto.")
     ] = "auto"
     threads: Annotated[
-        int | None, _option("--threads", metavar="N", help="Default: all processors at hand.")
+        int | None, option("--threads", metavar="N", help="Default: all processors at hand.")
     ] = None
 
     def speculation(self) -> dict[str, Any]:
         """Merge the three ways to describe the drafter; one setting given twice is an error."""
         config = _read_config(self.speculative_config)
-        for option, key, spellings in (
+        for name, key, spellings in (
             ("drafter", "drafter", ("drafter", "method")),
             ("draft_tokens", "max_draft", ("max_draft", "num_speculative_tokens")),
+            ("accept_rule", "accept_rule", ("accept_rule",)),
         ):
-            value = getattr(self, option)
+            value = getattr(self, name)
             twice = next((each for each in spellings if each in config), None)
             if value is not None and twice is not None:
                 raise ConfigError(
-                    f"--{option.replace('_', '-')} and {twice!r} in --speculative-config say the "
+                    f"--{name.replace('_', '-')} and {twice!r} in --speculative-config say the "
                     "same; give one of them"
                 )
             if value is not None:
                 config[key] = value
         return config
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """How to sample, and when to stop."""
-
-    temperature: Annotated[
-        float,
-        _option(
-            "--temperature",
-            metavar="T",
-            help="Default: 0, the most probable token each time, so the same text each time.",
-        ),
-    ] = 0.0
-    top_p: Annotated[float, _option("--top-p", metavar="P", help="Keep the likeliest P.")] = 1.0
-    top_k: Annotated[int, _option("--top-k", metavar="K", help="Keep the K likeliest.")] = 0
-    min_p: Annotated[
-        float, _option("--min-p", metavar="P", help="Drop what is under P times the likeliest.")
-    ] = 0.0
-    seed: Annotated[
-        int | None, _option("--seed", metavar="N", help="The same seed gives the same text.")
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        _option("--max-tokens", metavar="N", help="Most tokens of an answer. See below."),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        _option("--stop", metavar="TEXT", help="End before this text. May be repeated."),
-    ] = None
-    stop_token_ids: Annotated[
-        list[str] | None,
-        _option("--stop-token-ids", metavar="IDS", help="End at these tokens: 2,7 or repeated."),
-    ] = None
-    ignore_eos: Annotated[
-        bool, _option("--ignore-eos", help="Go on past the model's own end-of-text.")
-    ] = False
-
-    def params(self, *, max_tokens: int) -> SamplingParams:
-        """Check the options as a whole; `max_tokens` holds where the option was not given."""
-        from ..params import SamplingParams
-
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
-            stop=tuple(self.stop or ()),
-            stop_token_ids=tuple(_read_ids(self.stop_token_ids or [])),
-            ignore_eos=self.ignore_eos,
-        )
 
 
 def takes_groups(function: Callable[..., None]) -> Callable[..., None]:
@@ -199,15 +161,3 @@ def _read_config(text: str | None) -> dict[str, Any]:
             f"not {text!r}"
         )
     return config
-
-
-def _read_ids(texts: list[str]) -> list[int]:
-    ids = []
-    for piece in (piece for text in texts for piece in text.split(",")):
-        try:
-            ids.append(int(piece))
-        except ValueError:
-            raise InvalidParameter(
-                f"stop_token_ids={piece!r} is not an integer; give ids as 2,7"
-            ) from None
-    return ids

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..params import SamplingParams
 from ..types import FinishReason, TokenEvent, TokenLogprob
 from .request import Request
 from .stats import RequestStats
@@ -25,10 +26,11 @@ class GenerationResult:
     stats: RequestStats
     seed: int  # what the noise was keyed by: pass it to get the same tokens again
     error: Exception | None  # where finish_reason is "error"
-    sample_index: int = 0  # which of its prompt's n answers this is
-    logprobs: tuple[TokenLogprob, ...] | None = None  # of token_ids, if asked for
+    params: SamplingParams
+    sample_index: int  # which of its prompt's n answers this is
+    logprobs: tuple[TokenLogprob, ...] | None  # of token_ids, if asked for
     # of the prompt's tokens from the second on (nothing says how likely the first was), if asked
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Stream:
             stats=request.snapshot(time.perf_counter()),
             seed=request.seed,
             error=error,
+            params=params,
             sample_index=request.sample_index,
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
             prompt_logprobs=(

@@ -223,6 +223,8 @@ class Scheduler:
     def _room_to_draft(self, request: Request, wish: int) -> int:
         """Cut a draft length to what can still be used, and allocate blocks that are to spare."""
         length = len(request.tokens)
+        if request.params.max_draft is not None:
+            wish = min(wish, request.params.max_draft)
         usable = min(wish, request.num_remaining - 1, self._max_model_len - length - 1)
         if not request.drafting or usable <= 0:
             return 0

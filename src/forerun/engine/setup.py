@@ -143,7 +143,7 @@ def choose_exact_bits(
         return _no_exact_bits(config, reason, rows)
     if config.exact_bits == "auto" and rows.cost > MAX_EXACT_COST:
         reason = (
-            f"it would cost {rows.cost - 1:.0%} of the linear layers' time at few rows on this "
+            f"it would cost {rows.cost - 1:.0%} of a one-row pass's linear layers on this "
             "machine; exact_bits='on' insists"
         )
         return _no_exact_bits(config, reason, rows)

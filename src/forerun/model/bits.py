@@ -51,7 +51,7 @@ class ExactRows:
     min_rows: tuple[tuple[Shape, int], ...]  # by shape of layer: fewer rows are padded to it
     max_rows: int  # more rows are cut into pieces of at most so many
     place_matters: bool  # whether bits depend on a row's place in a full piece: then nothing helps
-    cost: float  # time of the layers over 1 or 8 rows, against the fastest layout; the worse ratio
+    cost: float  # time of the layers over one row, padded against as it is
 
     def pad(self, shape: Shape, linear: Linear) -> Linear:
         """Have a layer of this shape never see too few rows."""
@@ -148,47 +148,39 @@ def _try_all(
         return torch.randn(size, generator=dice).to(dtype)
 
     fewest: dict[Shape, int] = {}
-    reached, place_matters, taken = most_rows, False, {1: [0.0, 0.0], 8: [0.0, 0.0]}
+    reached, place_matters, usual_s, padded_s = most_rows, False, 0.0, 0.0
     with torch.inference_mode():
         for shape in distinct:
             num_inputs, num_outputs = shape
             weight = random(num_outputs, num_inputs) * num_inputs**-0.5
-            exact = pack_linear(weight, exact=True)
+            linear = pack_linear(weight)
             x = random(max(most_rows, PROMPT_PIECE), num_inputs)
-            fewest[shape], most = find_class(exact, x[:most_rows])
+            fewest[shape], most = find_class(linear, x[:most_rows])
             reached = min(reached, most)
             piece = x[:PROMPT_PIECE]
-            moved = exact(piece.roll(7, 0)).roll(-7, 0)
-            place_matters |= not torch.equal(moved, exact(piece))
-            usual = pack_linear(weight)
-            if type(usual) is type(exact) and fewest[shape] == 1:
-                continue  # nothing differs at few rows
-            times = shapes.count(shape)
-            for count, totals in taken.items():
-                padded = PaddedLinear(exact, fewest[shape])
-                pair = _time_pair(weight, padded, x[:count], fewest[shape])
-                totals[0] += times * pair[0]
-                totals[1] += times * pair[1]
-    ratios = [exact_s / usual_s for usual_s, exact_s in taken.values() if usual_s]
+            moved = linear(piece.roll(7, 0)).roll(-7, 0)
+            place_matters |= not torch.equal(moved, linear(piece))
+            usual, padded = _time_padding(weight, x[:1], fewest[shape])
+            usual_s += usual * shapes.count(shape)
+            padded_s += padded * shapes.count(shape)
     return ExactRows(
         min_rows=tuple(fewest.items()),
         max_rows=reached,
         place_matters=place_matters,
-        cost=max([1.0, *ratios]),
+        cost=padded_s / usual_s,
     )
 
 
-def _time_pair(weight: Tensor, padded: PaddedLinear, x: Tensor, fewest: int) -> tuple[float, float]:
-    """Time the usual and the exact layout of a layer, interleaved: seconds a call, the least.
+def _time_padding(weight: Tensor, x: Tensor, fewest: int) -> tuple[float, float]:
+    """Time a layer over one row as it is and padded, interleaved: seconds a call, the least.
 
     (The least, since what else runs can only add.) Weights come from memory as in a pass, so there
     are more copies than caches hold.
     """
     size = weight.numel() * weight.element_size()
     copies = min(MAX_COPIES, max(1, WORKING_SET_BYTES // size))
-    usual = [pack_linear(weight.clone()) for _ in range(copies)]
-    exact: list[Linear] = [padded]
-    exact += [PaddedLinear(pack_linear(weight, exact=True), fewest) for _ in range(copies - 1)]
+    usual = [pack_linear(weight) for _ in range(copies)]
+    padded = usual if fewest == 1 else [PaddedLinear(linear, fewest) for linear in usual]
 
     def seconds(layers: Sequence[Callable[[Tensor], Tensor]]) -> float:
         begin = time.perf_counter()
@@ -196,7 +188,9 @@ def _time_pair(weight: Tensor, padded: PaddedLinear, x: Tensor, fewest: int) -> 
             layer(x)
         return (time.perf_counter() - begin) / len(layers)
 
-    pairs = [(seconds(usual), seconds(exact)) for _ in range(NUM_TIMINGS)][1:]
+    pairs = [(seconds(usual), seconds(padded)) for _ in range(NUM_TIMINGS)][1:]
+    if fewest == 1:
+        pairs = [(usual_s, usual_s) for usual_s, _ in pairs]
     return min(a for a, _ in pairs), min(b for _, b in pairs)
 
 

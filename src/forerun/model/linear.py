@@ -32,8 +32,8 @@ class OneDnnLinear:
     """A weight reordered into oneDNN's blocked layout.
 
     bfloat16 with AMX: a third faster than the plain layout at a few rows, and flat for 1 to 16.
-    float32: slower at one row, faster from four on. How many rows may share a call without
-    changing each other's bits depends on the processor; `bits` finds out.
+    float32 with AVX-512: a quarter slower at one row, twice as fast at eight. How many rows may
+    share a call without changing each other's bits depends on the processor; `bits` finds out.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -47,15 +47,12 @@ class OneDnnLinear:
         return result
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None, *, exact: bool = False) -> Linear:
-    """Choose the layout that this device and number format run fastest.
-
-    `exact` asks for the one in which most row counts give a row the same bits.
-    """
+def pack_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """Choose the layout for this device and number format: the fastest over a few rows."""
     on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
     if on_cpu and weight.dtype == torch.bfloat16 and _mkldnn_bf16():
         return OneDnnLinear(weight, bias)
-    if on_cpu and weight.dtype == torch.float32 and exact:
+    if on_cpu and weight.dtype == torch.float32:
         return OneDnnLinear(weight, bias)
     return PlainLinear(weight, bias)
 

@@ -115,7 +115,7 @@ class Decoder:
             h = ops.add_norm(x, self._run(layer.out, mixed, step.num_fine), layer.mlp_norm, eps)
             active = ops.silu_multiply(self._run(layer.gate_up, h, step.num_fine))
             h = ops.add_norm(x, self._run(layer.down, active, step.num_fine), next_norm, eps)
-        if len(step.logit_rows) < len(h):
+        if len(step.logit_rows) < len(h) or step.num_sampling_rows < len(step.logit_rows):
             h = h[step.logit_rows]
         return self._run(self._head, h, step.num_sampling_rows).float()
 
@@ -221,7 +221,7 @@ class _Reader:
     exact: ExactRows | None
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        linear = pack_linear(weight, bias, exact=self.exact is not None)
+        linear = pack_linear(weight, bias)
         outputs, inputs = weight.shape
         return linear if self.exact is None else self.exact.pad((inputs, outputs), linear)
 

@@ -6,7 +6,7 @@ from .filters import FilterParams, bad_rows, filtered_probs, filtered_weights
 from .logprobs import processed_logprobs, raw_logprobs, read_logprobs
 from .noise import Stream, derive_seed, uniforms
 from .rules import RULES, Chooser, Noise, Rule, choose_by_drafts, make_chooser
-from .sampler import sample_from_probs, sample_tokens
+from .sampler import sample_and_check, sample_from_probs, sample_tokens
 
 __all__ = [
     "RULES",
@@ -32,6 +32,7 @@ __all__ = [
     "processed_logprobs",
     "raw_logprobs",
     "read_logprobs",
+    "sample_and_check",
     "sample_from_probs",
     "sample_tokens",
     "uniforms",

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..types import Outcome, Proposal
-from .filters import UNIT, whole
-from .sampler import sample_from_probs
+from .target import DenseTarget, Target
 
 __all__ = ["accept_block", "accept_samples", "accept_tokens"]
 
@@ -32,7 +31,7 @@ def accept_samples(samples: Tensor, proposal: Proposal) -> Outcome:  # [M] int64
 
 
 def accept_tokens(
-    target_probs: Tensor,  # [M, V]
+    target: Tensor | Target,  # probabilities [M, V], or what knows them
     proposal: Proposal,
     accept_noise: Tensor,  # [B, K] float64 in [0, 1), its own stream
     recover_noise: Tensor,  # [B] float64 in [0, 1), its own stream
@@ -43,19 +42,20 @@ def accept_tokens(
     norm(max(0, p - q)), after the last draft token from p.
     """
     starts, rows, real = _layout(proposal)
-    q = _draft_probs(proposal, target_probs.shape[-1])  # [B, K, V]
-    p_x = target_probs[rows, proposal.tokens].double()  # [B, K]
+    target = DenseTarget(target) if isinstance(target, Tensor) else target
+    q = _draft_probs(proposal, target.vocabulary)  # [B, K, V]
+    p_x = target.of_tokens(rows, proposal.tokens)  # [B, K]
     q_x = _of_tokens(q, proposal.tokens)  # [B, K]
     # u < p / q without the division: q = 0 cannot be drawn, and p = 0 is never kept
     survive = (accept_noise * q_x < p_x) & real
     num_accepted = survive.long().cumprod(-1).sum(-1)  # [B]
     scale = torch.ones_like(recover_noise)
-    next_tokens = _draw_next(target_probs, q, proposal, starts, num_accepted, scale, recover_noise)
+    next_tokens = _draw_next(target, q, proposal, starts, num_accepted, scale, recover_noise)
     return Outcome(num_accepted, next_tokens)
 
 
 def accept_block(
-    target_probs: Tensor,  # [M, V]
+    target: Tensor | Target,  # probabilities [M, V], or what knows them
     proposal: Proposal,
     accept_noise: Tensor,  # [B, K] float64 in [0, 1); see `noise.uniforms` on origins
     recover_noise: Tensor,  # [B] float64 in [0, 1), its own stream
@@ -66,8 +66,9 @@ def accept_block(
     deterministic drafts. A failure at i does not stop the search: a longer prefix may still pass.
     """
     starts, rows, real = _layout(proposal)
-    q = _draft_probs(proposal, target_probs.shape[-1])  # [B, K, V]
-    ratios = target_probs[rows, proposal.tokens].double() / _of_tokens(q, proposal.tokens)
+    target = DenseTarget(target) if isinstance(target, Tensor) else target
+    q = _draft_probs(proposal, target.vocabulary)  # [B, K, V]
+    ratios = target.of_tokens(rows, proposal.tokens) / _of_tokens(q, proposal.tokens)
     ratios = ratios.nan_to_num(0.0)  # 0/0 is padding, or a token that q cannot draw
 
     p = torch.ones_like(recover_noise)  # [B], p_0 = 1
@@ -75,24 +76,18 @@ def accept_block(
     scale = p  # [B], p at num_accepted
     for i in range(1, proposal.tokens.shape[1] + 1):
         p = (p * ratios[:, i - 1]).clamp_max(1)  # p_i = min(1, p_{i-1} * P_t(x_i) / P_d(x_i))
-        h = torch.where(proposal.lengths == i, p, _pass_probs(p, i, target_probs, q, rows))
+        h = p  # of a request's last draft token
+        if i < proposal.tokens.shape[1]:
+            # h_i = Z_i / (Z_i + 1 - p_i), Z_i = sum(max(0, p_i * P_t - P_d)) after i tokens
+            shares = torch.where(proposal.lengths > i, p, 1.0)  # of the others nobody asks
+            z = target.excess(shares, rows[:, i], q, torch.full_like(proposal.lengths, i))
+            passes = torch.where(p >= 1, 1.0, z / (z + 1 - p))  # 0/0: p = 1 passes, also if Z = 0
+            h = torch.where(proposal.lengths == i, p, passes)
         passed = (accept_noise[:, i - 1] < h) & real[:, i - 1]
         num_accepted = torch.where(passed, i, num_accepted)  # the longest: later ones win
         scale = torch.where(passed, p, scale)
-    next_tokens = _draw_next(target_probs, q, proposal, starts, num_accepted, scale, recover_noise)
+    next_tokens = _draw_next(target, q, proposal, starts, num_accepted, scale, recover_noise)
     return Outcome(num_accepted, next_tokens)
-
-
-def _pass_probs(p: Tensor, i: int, target_probs: Tensor, q: Tensor, rows: Tensor) -> Tensor:
-    """Compute h_i = Z_i / (Z_i + 1 - p_i), Z_i = sum(max(0, p_i * P_t - P_d)) after i tokens: [B].
-
-    Meaningless where i is the last draft token.
-    """
-    if i == q.shape[1]:
-        return p
-    excess = p.unsqueeze(-1) * target_probs[rows[:, i]] - q[:, i]  # [B, V]
-    z = whole(excess.clamp_min_(0)).sum(-1).double() / UNIT  # [B]
-    return torch.where(p >= 1, 1.0, z / (z + 1 - p))  # 0/0 guard: p = 1 passes, also if Z = 0
 
 
 def _layout(proposal: Proposal) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,7 +113,7 @@ def _of_tokens(probs: Tensor, tokens: Tensor) -> Tensor:  # [B, K, V], [B, K] ->
 
 
 def _draw_next(
-    target_probs: Tensor,  # [M, V]
+    target: Target,
     q: Tensor,  # [B, K, V]
     proposal: Proposal,
     starts: Tensor,  # [B]
@@ -127,13 +122,6 @@ def _draw_next(
     noise: Tensor,  # [B]
 ) -> Tensor:  # [B]
     """Draw from norm(max(0, scale * p - q)) after a rejection, else from p."""
-    p_next = target_probs[starts + num_accepted].double()  # [B, V]
-    if proposal.tokens.shape[1] == 0:
-        return sample_from_probs(p_next, noise)
-    rejected = (num_accepted < proposal.lengths).unsqueeze(-1)  # [B, 1]
-    last = num_accepted.clamp_max(proposal.tokens.shape[1] - 1)
-    q_next = q[torch.arange(len(last), device=last.device), last]  # [B, V]
-    residual = (scale.unsqueeze(-1) * p_next - q_next).clamp_min_(0)
-    # p = q up to rounding leaves nothing; then p itself is as good a residual
-    rejected &= residual.amax(-1, keepdim=True) > 0
-    return sample_from_probs(torch.where(rejected, residual, p_next), noise)
+    rejected = num_accepted < proposal.lengths  # [B]
+    last = num_accepted.clamp(max=max(proposal.tokens.shape[1] - 1, 0))
+    return target.draw(starts + num_accepted, rejected, scale, q, last, noise)

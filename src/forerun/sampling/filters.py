@@ -1,11 +1,13 @@
 """Filters: from logits to the distribution that a request asked for, for target and draft alike.
 
-Order, as in vLLM: temperature, min-p, top-k, top-p. Nothing here draws a token.
+Order, as in vLLM: temperature, min-p, top-k, top-p; then typical-p. Nothing here draws a token.
 
 Weights are whole numbers, 2^42 for the most probable token of a row. Sums of whole numbers are
 exact in any order, so what survives and with which probability depends neither on the other rows of
 the batch nor on how many columns were looked at. The price: a token 4.4e12 times less probable than
 the first has probability 0.
+
+On the CPU compiled kernels do all of this (`compiled`); what is written here is for other devices.
 
 Ties: where the cut of top-k or top-p falls among equally likely tokens, all of them stay. So no
 result hangs on the order in which a sort leaves equal values. Greedy takes the lowest id.
@@ -20,11 +22,20 @@ import torch
 from torch import Tensor
 
 from ..params import SamplingParams
+from . import compiled
+from .compiled import MAX_VOCABULARY
+from .typical import atypical
 
-__all__ = ["FilterParams", "bad_rows", "filtered_probs", "filtered_weights", "whole"]
+__all__ = [
+    "FilterParams",
+    "bad_rows",
+    "filtered_probs",
+    "filtered_weights",
+    "torch_weights",
+    "whole",
+]
 
 UNIT = 2.0**42
-MAX_VOCABULARY = 1 << 20  # UNIT * MAX_VOCABULARY fits int64
 TOP_P_COLUMNS = 512  # most probable tokens that top-p sorts before it sorts them all
 TINY = torch.finfo(torch.float32).tiny
 HUGE = torch.finfo(torch.float32).max
@@ -38,11 +49,13 @@ class FilterParams:
     top_ks: Tensor  # [M] int64; 0: off. A greedy row has 1
     top_ps: Tensor  # [M] float64; 1: off
     min_ps: Tensor  # [M] float32; 0: off
+    typical_ps: Tensor  # [M] float64; 1: off
     max_top_k: int  # the largest of top_ks; 0: no row has top-k on
     all_top_k: bool  # every row has top-k on, or is greedy
-    any_top_k: bool  # these three: of the rows that are not greedy
+    any_top_k: bool  # these four: of the rows that are not greedy
     any_top_p: bool
     any_min_p: bool
+    any_typical: bool
     any_greedy: bool
     all_greedy: bool
 
@@ -62,16 +75,19 @@ class FilterParams:
         ]
         top_ps = [1.0 if g else row.top_p for row, g in zip(rows, greedy, strict=True)]
         min_ps = [0.0 if g else row.min_p for row, g in zip(rows, greedy, strict=True)]
+        typical_ps = [1.0 if g else row.typical_p for row, g in zip(rows, greedy, strict=True)]
         return FilterParams(
             temperatures=torch.tensor(temperatures, dtype=torch.float32, device=device),
             top_ks=torch.tensor(top_ks, dtype=torch.int64, device=device),
             top_ps=torch.tensor(top_ps, dtype=torch.float64, device=device),
             min_ps=torch.tensor(min_ps, dtype=torch.float32, device=device),
+            typical_ps=torch.tensor(typical_ps, dtype=torch.float64, device=device),
             max_top_k=max(top_ks, default=0),
             all_top_k=all(top_ks),
             any_top_k=any(k > 0 and not g for k, g in zip(top_ks, greedy, strict=True)),
             any_top_p=any(p < 1 for p in top_ps),
             any_min_p=any(p > 0 for p in min_ps),
+            any_typical=any(p < 1 for p in typical_ps),
             any_greedy=any(greedy),
             all_greedy=all(greedy),
         )
@@ -88,6 +104,18 @@ class FilterParams:
             top_ks=spread(self.top_ks),
             top_ps=spread(self.top_ps),
             min_ps=spread(self.min_ps),
+            typical_ps=spread(self.typical_ps),
+        )
+
+    def take(self, rows: Tensor) -> FilterParams:  # [R] int64
+        """Give the filters of some rows; what the host knows stays that of all."""
+        return replace(
+            self,
+            temperatures=self.temperatures[rows],
+            top_ks=self.top_ks[rows],
+            top_ps=self.top_ps[rows],
+            min_ps=self.min_ps[rows],
+            typical_ps=self.typical_ps[rows],
         )
 
 
@@ -98,8 +126,13 @@ def bad_rows(logits: Tensor) -> Tensor:  # [M, V] -> [M] bool
 
 def filtered_probs(logits: Tensor, params: FilterParams) -> Tensor:  # [M, V] -> [M, V] float32
     """Compute the probabilities that each row's request asked for."""
-    weights = filtered_weights(logits, params)
-    return (weights / weights.sum(-1, keepdim=True, dtype=torch.int64).double()).float()
+    if not compiled.fits(logits):
+        return _normalise(torch_weights(logits, params))
+    probs = compiled.probabilities(logits, params)
+    if params.any_typical:
+        rows = (params.typical_ps < 1).nonzero().squeeze(-1)
+        probs[rows] = _normalise(filtered_weights(logits[rows], params.take(rows)))
+    return probs
 
 
 def filtered_weights(logits: Tensor, params: FilterParams) -> Tensor:  # [M, V] -> [M, V] int64
@@ -108,6 +141,16 @@ def filtered_weights(logits: Tensor, params: FilterParams) -> Tensor:  # [M, V] 
     V may be any set of columns that holds every survivor of top-k, if every row has top-k on.
     """
     assert logits.shape[-1] <= MAX_VOCABULARY, "sums of weights must fit int64"
+    if not compiled.fits(logits):
+        return torch_weights(logits, params)
+    weights = compiled.weights(logits, params)
+    if params.any_typical:
+        weights.masked_fill_(atypical(weights, params.typical_ps, UNIT), 0)
+    return weights
+
+
+def torch_weights(logits: Tensor, params: FilterParams) -> Tensor:  # [M, V] -> [M, V] int64
+    """Do what `filtered_weights` does, in plain torch."""
     logits = logits.float()
     if params.all_greedy:
         return _argmax_weights(logits)
@@ -122,9 +165,15 @@ def filtered_weights(logits: Tensor, params: FilterParams) -> Tensor:  # [M, V] 
     weights = whole(odds)
     if params.any_top_p:
         weights.masked_fill_(weights < _top_p_cuts(weights, params), 0)
+    if params.any_typical:
+        weights.masked_fill_(atypical(weights, params.typical_ps, UNIT), 0)
     if params.any_greedy:
         weights = torch.where(greedy.unsqueeze(-1), _argmax_weights(logits), weights)
     return weights
+
+
+def _normalise(weights: Tensor) -> Tensor:  # [M, V] int64 -> [M, V] float32
+    return (weights / weights.sum(-1, keepdim=True, dtype=torch.int64).double()).float()
 
 
 def whole(odds: Tensor) -> Tensor:  # [..., V] in [0, 1] -> [..., V] int64

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..types import Outcome, Proposal
 from .acceptance import accept_block, accept_samples, accept_tokens
-from .filters import FilterParams, filtered_probs
+from .filters import FilterParams
 from .sampler import sample_tokens
+from .target import find_target
 
 __all__ = ["RULES", "Chooser", "Noise", "Rule", "choose_by_drafts", "make_chooser"]
 
@@ -38,14 +39,14 @@ def point_mass(logits: Tensor, params: FilterParams, proposal: Proposal, noise: 
 
 def token(logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise) -> Outcome:
     """Token rejection sampling; see `accept_tokens`."""
-    probs = filtered_probs(logits, params)
-    return accept_tokens(probs, proposal, noise.accept, noise.recover)
+    target = find_target(logits, params)
+    return accept_tokens(target, proposal, noise.accept, noise.recover)
 
 
 def block(logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise) -> Outcome:
     """Block verification; see `accept_block`."""
-    probs = filtered_probs(logits, params)
-    return accept_block(probs, proposal, noise.accept, noise.recover)
+    target = find_target(logits, params)
+    return accept_block(target, proposal, noise.accept, noise.recover)
 
 
 RULES: Mapping[str, Rule] = {"point_mass": point_mass, "token": token, "block": block}

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .filters import FilterParams, filtered_weights, whole
+from . import compiled
+from .filters import FilterParams, bad_rows, filtered_weights, torch_weights, whole
 
-__all__ = ["sample_from_probs", "sample_tokens"]
+__all__ = ["sample_and_check", "sample_from_probs", "sample_tokens", "torch_sample"]
 
 MAX_NARROW = 1024  # above this many candidates the whole vocabulary is no dearer
 TIE_COLUMNS = 24  # candidates beside the k asked for, for ties at the cut
@@ -22,10 +23,31 @@ def sample_tokens(logits: Tensor, params: FilterParams, uniforms: Tensor) -> Ten
 
     A row that `bad_rows` names gets some token id; it is for the caller to refuse it.
     """
+    if compiled.fits(logits):
+        return sample_and_check(logits, params, uniforms)[0]
+    return torch_sample(logits, params, uniforms)
+
+
+def sample_and_check(
+    logits: Tensor, params: FilterParams, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw a token for each row [M] and find the `bad_rows` [M] bool, on the CPU in one scan."""
+    if not compiled.fits(logits):
+        return torch_sample(logits, params, uniforms), bad_rows(logits)
+    tokens, bad = compiled.sample(logits, params, uniforms)
+    if params.any_typical:  # rows of their own: the others keep what they would have without them
+        rows = (params.typical_ps < 1).nonzero().squeeze(-1)
+        weights = filtered_weights(logits[rows], params.take(rows))
+        tokens[rows] = _pick(weights, uniforms[rows])
+    return tokens, bad
+
+
+def torch_sample(logits: Tensor, params: FilterParams, uniforms: Tensor) -> Tensor:
+    """Do what `sample_tokens` does, in plain torch: the path of other devices."""
     if params.all_greedy:
         return logits.argmax(-1)
     columns, ids = _narrow(logits.float(), params)
-    picks = _pick(filtered_weights(columns, params), uniforms)
+    picks = _pick(torch_weights(columns, params), uniforms)
     return picks if ids is None else ids.gather(-1, picks.unsqueeze(-1)).squeeze(-1)
 
 
@@ -53,7 +75,7 @@ def _narrow(logits: Tensor, params: FilterParams) -> tuple[Tensor, Tensor | None
     Returns all columns and None where that is not possible or not worth it.
     """
     width = params.max_top_k + TIE_COLUMNS
-    if not params.all_top_k or width > min(MAX_NARROW, logits.shape[-1] - 1):
+    if params.any_typical or not params.all_top_k or width > min(MAX_NARROW, logits.shape[-1] - 1):
         return logits, None
     values, ids = logits.topk(width, dim=-1)  # [M, W], falling
     cuts = values.gather(-1, params.top_ks.unsqueeze(-1) - 1)  # [M, 1], the k-th largest

@@ -1,0 +1,1 @@
+"""A certificate that speculation changes nothing, for one build, model, drafter and options."""
