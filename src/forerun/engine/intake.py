@@ -98,10 +98,10 @@ class Intake:
 
     def _check_ids(self, params: SamplingParams) -> None:
         named: list[tuple[str, Iterable[int]]] = [
-            ("stop token id", params.stop_token_ids),
-            ("banned token id", params.banned_token_ids),
-            ("allowed token id", params.allowed_token_ids or ()),
-            ("token id of logit_bias", [token for token, _ in params.bias_pairs]),
+            ("stop_token_ids: token id", params.stop_token_ids),
+            ("banned_token_ids: token id", params.banned_token_ids),
+            ("allowed_token_ids: token id", params.allowed_token_ids or ()),
+            ("logit_bias: token id", [token for token, _ in params.bias_pairs]),
         ]
         for what, ids in named:
             for token in ids:

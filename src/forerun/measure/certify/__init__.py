@@ -1,1 +1,1 @@
-"""A certificate that speculation changes nothing, for one build, model, drafter and options."""
+"""The losslessness certificate: evidence that speculation leaves the output as it was."""

@@ -99,7 +99,7 @@ def _distribution(c: Certificate) -> str:
             each.drafter,
             each.rule,
             each.where,
-            each.test.num_samples,
+            each.test.num_first,
             each.test.df,
             f"{each.test.p_value:.3g}",
             f"{each.detectable_shift:.3f}",

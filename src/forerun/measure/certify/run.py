@@ -30,7 +30,7 @@ FAMILY_ERROR_RATE = 1e-3  # chance that a right engine fails anywhere
 POWER = 0.99
 LENGTH = 3  # tokens of a continuation: with two drafts, so that all rules differ
 SEEDED = {"temperature": 0.8, "top_p": 0.95, "seed": 1000}
-LIVE_BATCH = 256
+LIVE_BATCH = 128
 MIXES = (
     Mix("temperature 0.8, top-k 12", {"temperature": 0.8, "top_k": 12}),
     Mix(
@@ -96,7 +96,7 @@ def certify(
     options = {"max_num_seqs": LIVE_BATCH, "max_num_batched_tokens": 1024, **options}
     with CertifyBench(model, speculation, **options) as bench:
         used = prompts[: plan.num_prompts]
-        subject = describe(bench, model, speculation, prompts=len(used), **options)
+        subject = describe(bench, model, speculation) | {"prompts": len(used)}
         ways = plan.greedy_ways
         greedy = list(_equality(bench, "greedy", used, plan, ways, watcher))
         seeded, note = [], _why_not_seeded(bench, speculation)
@@ -122,9 +122,7 @@ def certify(
     )
 
 
-def describe(
-    bench: CertifyBench, model: str, speculation: SpeculationConfig, **options: Any
-) -> dict[str, Any]:
+def describe(bench: CertifyBench, model: str, speculation: SpeculationConfig) -> dict[str, Any]:
     """Say what a certificate speaks of. No path: a folder's name and its weights' hash."""
     machinery = bench.engine.machinery
     return {
@@ -139,7 +137,7 @@ def describe(
         "drafter": _name(bench, speculation),
         "max_draft": speculation.max_draft,
         "accept_rule": speculation.accept_rule,
-        **{name: value for name, value in options.items() if value is not None},
+        "max_model_len": machinery.max_model_len,
     }
 
 
@@ -195,7 +193,9 @@ class _Live:
         self._plan = plan
         self._watcher = watcher
         self._speculation = speculation
-        self._prompt = bench.engine.encode(LOOP_TEXT)
+        # All but the last token are whole blocks, found in the prefix cache every time.
+        size = bench.engine.config.block_size
+        self._prompt = bench.engine.encode(LOOP_TEXT)[-size - 1 :]
         self._vocab_size = bench.engine.model_config.vocab_size
         self._seed = 0
         each = LENGTH + 1  # tests of a sample: every token, and the first two together
@@ -223,7 +223,7 @@ class _Live:
             tests = {
                 check.where: check.test.p_value
                 for check in self._check(
-                    MIXES[0], "sampled look-up", name, rule, LENGTH, self._plan.num_control_samples
+                    MIXES[1], "sampled look-up", name, rule, LENGTH, self._plan.num_control_samples
                 )
             }
             where = min(tests, key=lambda key: tests[key])

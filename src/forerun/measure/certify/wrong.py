@@ -1,14 +1,19 @@
-"""Negative controls: rules that are wrong in the ways in which others were, and must be caught."""
+"""Wrong rules on purpose: mistakes that others shipped, which every certificate must catch.
+
+In the shape of `sampling.rules`, so that they can take the place of a right one in the live engine.
+What is not wrong in a rule is the package's own code. Letters: p target, q draft.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ...sampling import FilterParams, Noise, Rule, filtered_probs, sample_from_probs
+from ...sampling import FilterParams, Noise, Rule, accept_tokens, sample_from_probs
+from ...sampling.target import Target, find_target
 from ...types import Outcome, Proposal
 
 __all__ = ["WRONG_RULES"]
@@ -17,127 +22,126 @@ __all__ = ["WRONG_RULES"]
 def inverted_ratio(
     logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise
 ) -> Outcome:
-    grid = _Grid(logits, params, proposal)
-    num_accepted = _first_failures(noise.accept < 1 / grid.ratios, grid.real)
-    return Outcome(num_accepted, grid.draw_next(num_accepted, noise.recover))
+    """Keep draft token x with probability min(1, q(x) / p(x))."""
+    step = _read(logits, params, proposal)
+    survive = (noise.accept * step.p_x < step.q_x) & step.real
+    num_accepted = survive.long().cumprod(-1).sum(-1)  # [B]
+    scale = torch.ones_like(noise.recover)
+    return Outcome(num_accepted, _draw_next(step, num_accepted, scale, noise.recover))
 
 
 def residual_forgotten(
     logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise
 ) -> Outcome:
-    grid = _Grid(logits, params, proposal)
-    num_accepted = _first_failures(noise.accept < grid.ratios, grid.real)
-    return Outcome(num_accepted, sample_from_probs(grid.target_at(num_accepted), noise.recover))
+    """After a rejection draw from p, not from what q has left over of it."""
+    step = _read(logits, params, proposal)
+    right = accept_tokens(step.target, proposal, noise.accept, noise.recover)
+    as_if_all_kept = replace(step, lengths=right.num_accepted)
+    scale = torch.ones_like(noise.recover)
+    next_tokens = _draw_next(as_if_all_kept, right.num_accepted, scale, noise.recover)
+    return Outcome(right.num_accepted, next_tokens)
 
 
 def noise_reused(logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise) -> Outcome:
-    grid = _Grid(logits, params, proposal)
-    num_accepted = _first_failures(noise.accept < grid.ratios, grid.real)
-    at = num_accepted.clamp_max(max(0, grid.width - 1)).unsqueeze(-1)
-    if grid.width == 0:
-        return Outcome(num_accepted, grid.draw_next(num_accepted, noise.recover))
-    rejected = num_accepted < proposal.lengths
-    same = noise.accept.gather(1, at).squeeze(-1)  # what rejected the token also draws the next
-    return Outcome(
-        num_accepted, grid.draw_next(num_accepted, torch.where(rejected, same, noise.recover))
-    )
+    """Draw the recovered token with the noise that has just rejected the draft token."""
+    target = find_target(logits, params)
+    num_accepted = accept_tokens(target, proposal, noise.accept, noise.recover).num_accepted
+    known = torch.cat([noise.accept, noise.recover.unsqueeze(-1)], dim=-1)  # [B, K + 1]
+    used = torch.where(num_accepted < proposal.lengths, num_accepted, proposal.tokens.shape[1])
+    recover = known.gather(-1, used.unsqueeze(-1)).squeeze(-1)  # [B]
+    return accept_tokens(target, proposal, noise.accept, recover)
 
 
 def bonus_from_draft(
     logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise
 ) -> Outcome:
-    grid = _Grid(logits, params, proposal)
-    num_accepted = _first_failures(noise.accept < grid.ratios, grid.real)
-    right = grid.draw_next(num_accepted, noise.recover)
-    if grid.width == 0:
-        return Outcome(num_accepted, right)
-    last = (proposal.lengths - 1).clamp_min(0)
-    draft = sample_from_probs(grid.q[grid.each, last].double() + 1e-30, noise.recover)
-    whole = (num_accepted == proposal.lengths) & (proposal.lengths > 0)
-    return Outcome(num_accepted, torch.where(whole, draft, right))
+    """When all draft tokens are kept, draw the next one from the draft's last distribution."""
+    step = _read(logits, params, proposal)
+    right = accept_tokens(step.target, proposal, noise.accept, noise.recover)
+    all_kept = (right.num_accepted == step.lengths) & (step.lengths > 0)  # [B]
+    owners = all_kept.nonzero().squeeze(-1)
+    q = step.q[owners, step.lengths[owners] - 1]  # [n, V]
+    next_tokens = right.next_tokens.clone()
+    next_tokens[owners] = sample_from_probs(q, noise.recover[owners])
+    return Outcome(right.num_accepted, next_tokens)
 
 
 def temperature_ignored(
     logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise
 ) -> Outcome:
-    plain = replace(params, temperatures=torch.ones_like(params.temperatures))
-    grid = _Grid(logits, plain, proposal)
-    num_accepted = _first_failures(noise.accept < grid.ratios, grid.real)
-    return Outcome(num_accepted, grid.draw_next(num_accepted, noise.recover))
+    """Judge with the target at temperature 1, whatever was asked for. Right where that was 1."""
+    wrong = replace(params, temperatures=torch.ones_like(params.temperatures))
+    return accept_tokens(find_target(logits, wrong), proposal, noise.accept, noise.recover)
 
 
 def block_stops_early(
     logits: Tensor, params: FilterParams, proposal: Proposal, noise: Noise
 ) -> Outcome:
-    grid = _Grid(logits, params, proposal)
-    p = torch.ones_like(noise.recover)
-    scales, passed = [p], []
-    for i in range(1, grid.width + 1):
-        p = (p * grid.ratios[:, i - 1]).clamp_max(1)
-        h = p
-        if i < grid.width:
-            z = (p.unsqueeze(-1) * grid.p[:, i] - grid.q[:, i]).clamp_min(0).sum(-1)
-            h = torch.where(p >= 1, 1.0, z / (z + 1 - p))
-            h = torch.where(proposal.lengths == i, p, h)
-        passed.append(noise.accept[:, i - 1] < h)
-        scales.append(p)
-    survive = torch.stack(passed, 1) if passed else grid.real
-    num_accepted = _first_failures(survive, grid.real)
-    scale = torch.stack(scales, 1).gather(1, num_accepted.unsqueeze(-1)).squeeze(-1)
-    return Outcome(num_accepted, grid.draw_next(num_accepted, noise.recover, scale))
+    """Block verification that stops at the first failed test. Right for a single draft token.
+
+    Compare `accept_block`: the tests are the same, but a later one that passes no longer counts.
+    """
+    step = _read(logits, params, proposal)
+    ratios = (step.p_x / step.q_x).nan_to_num(0.0)  # [B, K]
+    p = scale = torch.ones_like(noise.recover)  # [B], p_0 = 1
+    num_accepted = torch.zeros_like(step.lengths)  # [B]
+    going = torch.ones_like(step.lengths, dtype=torch.bool)  # no test has failed yet
+    for i in range(1, step.real.shape[1] + 1):
+        p = (p * ratios[:, i - 1]).clamp_max(1)
+        h = p  # of a request's last draft token
+        if i < step.real.shape[1]:
+            shares = torch.where(step.lengths > i, p, 1.0)
+            at = torch.full_like(num_accepted, i)
+            z = step.target.excess(shares, step.rows[:, i], step.q, at)
+            passes = torch.where(p >= 1, 1.0, z / (z + 1 - p))
+            h = torch.where(step.lengths == i, p, passes)
+        going = going & (noise.accept[:, i - 1] < h) & step.real[:, i - 1]
+        num_accepted = torch.where(going, i, num_accepted)
+        scale = torch.where(going, p, scale)
+    return Outcome(num_accepted, _draw_next(step, num_accepted, scale, noise.recover))
 
 
-# name -> (rule, what it does)
 WRONG_RULES: Mapping[str, tuple[Rule, str]] = {
     "inverted_ratio": (inverted_ratio, "accepts with q / p instead of p / q"),
-    "residual_forgotten": (residual_forgotten, "draws from p after a rejection"),
-    "noise_reused": (noise_reused, "draws the next token with the noise that rejected"),
+    "residual_forgotten": (residual_forgotten, "draws from the whole target after a rejection"),
+    "noise_reused": (noise_reused, "recovers with the noise that rejected"),
     "bonus_from_draft": (bonus_from_draft, "draws the token after all drafts from the draft"),
-    "temperature_ignored": (temperature_ignored, "judges by the target at temperature 1"),
-    "block_stops_early": (block_stops_early, "block verification that stops at a failure"),
+    "temperature_ignored": (temperature_ignored, "judges with the target at temperature 1"),
+    "block_stops_early": (block_stops_early, "stops block verification at the first failed test"),
 }
 
 
-class _Grid:
-    """Target and draft side by side: p [B, K + 1, V], q [B, K, V], p / q of drafted tokens [B, K].
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What rules look at, laid out. Padding's numbers mean nothing."""
 
-    Padding has ratio 0 and is not `real`.
-    """
-
-    def __init__(self, logits: Tensor, params: FilterParams, proposal: Proposal) -> None:
-        probs = filtered_probs(logits, params).double()  # [M, V]
-        lengths = proposal.lengths
-        self.width = proposal.tokens.shape[1]
-        self.each = torch.arange(len(lengths))
-        starts = (lengths + 1).cumsum(0) - (lengths + 1)  # [B]
-        columns = torch.arange(self.width + 1)
-        inside = columns <= lengths.unsqueeze(-1)  # [B, K + 1]
-        rows = torch.where(inside, starts.unsqueeze(-1) + columns, starts.unsqueeze(-1))
-        self.p = probs[rows]
-        self.real = inside[:, 1:]
-        self._lengths = lengths
-        of_tokens = proposal.tokens.unsqueeze(-1)
-        if proposal.probs is None:
-            self.q = torch.zeros_like(self.p[:, : self.width]).scatter_(-1, of_tokens, 1.0)
-        else:
-            self.q = proposal.probs.double()
-        ratios = self.p[:, : self.width].gather(-1, of_tokens) / self.q.gather(-1, of_tokens)
-        self.ratios = ratios.squeeze(-1).nan_to_num(0.0)
-
-    def target_at(self, num_accepted: Tensor) -> Tensor:
-        return self.p[self.each, num_accepted]
-
-    def draw_next(self, num_accepted: Tensor, noise: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Draw from the residual after a rejection, else from the target: rightly."""
-        p = self.target_at(num_accepted)
-        if self.width == 0:
-            return sample_from_probs(p, noise)
-        share = torch.ones_like(noise) if scale is None else scale
-        q = self.q[self.each, num_accepted.clamp_max(self.width - 1)]
-        residual = (share.unsqueeze(-1) * p - q).clamp_min(0)
-        rejected = (num_accepted < self._lengths) & (residual.amax(-1) > 0)
-        return sample_from_probs(torch.where(rejected.unsqueeze(-1), residual, p), noise)
+    target: Target
+    lengths: Tensor  # [B]
+    q: Tensor  # [B, K, V]
+    p_x: Tensor  # [B, K] float64, of the draft tokens
+    q_x: Tensor  # [B, K] float64
+    starts: Tensor  # [B], each request's first row of the target
+    rows: Tensor  # [B, K], the row that judges each draft token
+    real: Tensor  # [B, K] bool, no padding
 
 
-def _first_failures(survive: Tensor, real: Tensor) -> Tensor:  # [B, K], [B, K] -> [B]
-    return (survive & real).long().cumprod(-1).sum(-1)
+def _read(logits: Tensor, params: FilterParams, proposal: Proposal) -> _Step:
+    target, tokens, lengths = find_target(logits, params), proposal.tokens, proposal.lengths
+    q = proposal.probs
+    if q is None:  # a deterministic draft is certain of its tokens
+        q = torch.zeros((*tokens.shape, logits.shape[-1]), device=tokens.device)
+        q.scatter_(-1, tokens.unsqueeze(-1), 1.0)
+    starts = (lengths + 1).cumsum(0) - (lengths + 1)
+    index = torch.arange(tokens.shape[1], device=tokens.device)  # [K]
+    real = index < lengths.unsqueeze(-1)
+    rows = torch.where(real, starts.unsqueeze(-1) + index, 0)
+    p_x = target.of_tokens(rows, tokens)
+    q_x = q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
+    return _Step(target, lengths, q, p_x, q_x, starts, rows, real)
+
+
+def _draw_next(step: _Step, num_accepted: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+    """Draw from norm(max(0, scale * p - q)) after a rejection, else from p: all [B]."""
+    rejected = num_accepted < step.lengths
+    last = num_accepted.clamp(max=max(step.q.shape[1] - 1, 0))
+    return step.target.draw(step.starts + num_accepted, rejected, scale, step.q, last, noise)
