@@ -78,7 +78,7 @@ def certify(
             engine.model, speculation, chosen, plan, _command(), screen, **settings_of(engine)
         )
     page = to_markdown(certificate)
-    data = json.dumps(certificate.to_dict(), indent=1, default=str)
+    data = json.dumps(certificate.to_dict(), indent=1, default=str, allow_nan=False)
     if out is None:
         print(page)
     else:

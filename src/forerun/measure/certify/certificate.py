@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -122,6 +123,9 @@ class Certificate:
         for part in ("equality", "distribution", "controls"):
             for entry, check in zip(data[part], getattr(self, part), strict=True):
                 entry["passed"] = check.caught if part == "controls" else check.passed
+        for entry in data["distribution"]:
+            if entry["test"]["statistic"] == math.inf:  # JSON has no infinity
+                entry["test"]["statistic"] = None
         for entry in data["rules"]:
             entry["largest_error"] = float(entry["largest_error"])
         return data | {
