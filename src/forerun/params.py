@@ -15,6 +15,7 @@ __all__ = ["SamplingParams"]
 MAX_SEED = 2**64
 MAX_SAMPLES = 128
 MAX_PENALTY = 2.0  # the OpenAI convention's bounds
+REPETITION_BOUNDS = (0.01, 100.0)  # far enough for anybody, and float32 holds the result
 MAX_BIAS = 100.0
 MAX_LOGPROBS = 20
 LOGPROBS_MODES = ("raw", "processed")
@@ -72,8 +73,7 @@ class SamplingParams:
         check_number("typical_p", self.typical_p, 0, 1, open_low=True)
         for name in ("presence_penalty", "frequency_penalty"):
             check_number(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY)
-        check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True,
-                     open_high=True)  # fmt: skip
+        check_number("repetition_penalty", self.repetition_penalty, *REPETITION_BOUNDS)
         if self.seed is not None:
             check_integer("seed", self.seed, 0, MAX_SEED - 1)
         if self.max_draft is not None:

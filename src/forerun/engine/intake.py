@@ -127,7 +127,8 @@ class Intake:
         """Encode each word as it stands at the start of a text and after a space."""
         encoded: dict[tuple[int, ...], None] = {}
         for word in words:
-            for text in (word, " " + word.lstrip()):
+            # A word of spaces alone has nothing to strip them from.
+            for text in (word, " " + (word.lstrip() or word)):
                 tokens = tuple(self._codec.encode(text, add_special=False))
                 if tokens:
                     encoded[tokens] = None

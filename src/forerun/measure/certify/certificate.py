@@ -98,6 +98,14 @@ class Certificate:
             if not each.passed
         ]
         found += [
+            f"distribution, {each.mix}, {each.drafter}, {each.rule}: drafts were accepted never or "
+            "always, so little was checked"
+            for each in self.distribution
+            if each.rule != "none"
+            and each.where == "token 1"
+            and not 0 < each.num_accepted < each.num_drafted
+        ]
+        found += [
             f"control {each.name} was not caught" for each in self.controls if not each.caught
         ]
         return found

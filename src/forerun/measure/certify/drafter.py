@@ -1,120 +1,98 @@
-"""A drafter that samples its drafts, for certificates: look-up with chances instead of certainty.
+"""A drafter that samples, for certificates: the target's own distribution, shaken.
 
-Its guess for the next token mixes what followed the last token before (newer followers weigh more)
-with how often each token occurs in the request's own context. Quick and simple rather than good:
-it is there so that the rules for sampled drafts have something to judge in every engine.
+The rules for sampled drafts need a draft that is near the target and not the same, in every engine
+and for every model, or wrong rules would go unseen. This one is told the exact distribution after
+every path (`live.Paths`) and makes some tokens likelier by more than half, others less likely: so
+that rejections are common at every level of p / q, and what follows them matters.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...config import MAX_DRAFT
 from ...draft.base import Abilities
 from ...sampling import Stream, derive_seed, sample_from_probs, uniforms
 from ...types import DraftRequest, Proposal, RequestOutcome
 
-__all__ = ["SampledLookup"]
+__all__ = ["PerturbedTarget"]
 
-FOLLOWER_SHARE = 0.7  # of q; the rest is by frequency alone. All of it where nothing followed
-FADING = 0.8  # weight of a follower against the next newer one
-MAX_FOLLOWERS = 32  # an older one weighs under a thousandth
+FACTORS = (0.4, 1.6, 1.6, 0.4)  # by rank in the target, over and over
+
+Path = tuple[int, ...]
 
 
-class SampledLookup:
-    """Drafts as many tokens as each request can use, never fewer: no length is chosen by value."""
+class PerturbedTarget:
+    """Fills the draft length that each request asks for: no length is chosen by what was drawn."""
 
     abilities = Abilities(gives_probs=True)
 
-    def __init__(self, vocab_size: int, seed: int, max_draft: int = MAX_DRAFT) -> None:
-        """`max_draft`: the most that a request may ask for."""
+    def __init__(
+        self,
+        vocab_size: int,
+        seed: int,
+        num_prompt: int,  # tokens before the paths begin
+        after: Mapping[Path, Mapping[int, float]],  # the next token's distribution after each path
+    ) -> None:
         self._vocab_size = vocab_size
         self._seed = seed
-        self._max_draft = max_draft
-        self._contexts: dict[int, _Context] = {}
+        self._num_prompt = num_prompt
+        self._after = {path: _perturb(probs) for path, probs in after.items()}
 
     def start(self, request: DraftRequest) -> None:
-        self._contexts[request.request_id] = _Context(derive_seed(self._seed, request.request_id))
+        """Keep nothing."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
-        lengths = torch.tensor([each.max_draft for each in requests], dtype=torch.int64)
         width = max((each.max_draft for each in requests), default=0)
-        if width == 0:
-            return Proposal.empty(len(requests))
-        assert width <= self._max_draft, "a shorter draft than asked for would break the contract"
-        contexts = [self._contexts[each.request_id] for each in requests]
-        for context, request in zip(contexts, requests, strict=True):
-            context.extend(request.tokens)
-        # Only tokens of the context can come, so they are all columns that the drawing looks at.
-        columns = _pad([each.tokens for each in contexts], torch.int64)  # [B, D], rising
-        origins = np.array([len(each.tokens) for each in requests], np.int64)
-        seeds = np.array([context.seed for context in contexts], np.uint64)
-        last = [each.tokens[-1] for each in requests]
         tokens = torch.zeros((len(requests), width), dtype=torch.int64)
         probs = torch.zeros((len(requests), width, self._vocab_size))
-        for i in range(width):
-            rows = [each.next_probs(token) for each, token in zip(contexts, last, strict=True)]
-            q = _pad(rows, torch.float32)  # [B, D]
-            noise = uniforms(seeds, origins + i, Stream.DRAFT, origins)
-            drawn = columns.gather(-1, sample_from_probs(q, noise).unsqueeze(-1))
-            tokens[:, i] = drawn.squeeze(-1)
-            probs[:, i].scatter_add_(-1, columns, q)  # padding adds 0 to token 0
-            last = tokens[:, i].tolist()
-        real = torch.arange(width) < lengths.unsqueeze(-1)  # [B, K]
-        return Proposal(tokens * real, lengths, probs.mul_(real.unsqueeze(-1)))
+        paths = [tuple(each.tokens[self._num_prompt :]) for each in requests]
+        for place in range(width):
+            rows = [row for row, each in enumerate(requests) if each.max_draft > place]
+            tables = [self._after[paths[row]] for row in rows]
+            noise = self._noise([requests[row] for row in rows], place)
+            for row, (ids, shares), at in zip(rows, tables, _draw(tables, noise), strict=True):
+                probs[row, place, torch.from_numpy(ids)] = torch.from_numpy(shares)
+                tokens[row, place] = int(ids[at])
+                paths[row] = (*paths[row], int(ids[at]))
+        lengths = torch.tensor([each.max_draft for each in requests], dtype=torch.int64)
+        return Proposal(tokens, lengths, probs)
 
     def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
-        """Learn nothing here: the tokens themselves tell, when the next guess is due."""
+        """Learn nothing."""
 
     def finish(self, request_id: int) -> None:
-        self._contexts.pop(request_id, None)
+        """Drop nothing."""
+
+    def _noise(self, requests: Sequence[DraftRequest], place: int) -> Tensor:  # -> [rows]
+        seeds = [derive_seed(self._seed, each.request_id + 1) for each in requests]
+        origins = np.array([len(each.tokens) for each in requests], np.int64)
+        return uniforms(np.array(seeds, np.uint64), origins + place, Stream.DRAFT, origins)
 
 
-class _Context:
-    """What occurs in a request's tokens, and after what."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.tokens = np.zeros(0, np.int64)  # [D] that occur, rising
-        self._num_seen = 0
-        self._counts: Counter[int] = Counter()
-        self._followers: defaultdict[int, list[int]] = defaultdict(list)  # oldest first
-        self._frequency = np.zeros(0)  # [D] over `tokens`, sums to 1
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Catch up with what was added since the last call."""
-        # with the last token seen, which may have a follower now
-        for before, after in pairwise(tokens[max(self._num_seen - 1, 0) :]):
-            self._followers[before].append(after)
-        self._counts.update(tokens[self._num_seen :])
-        self._num_seen = len(tokens)
-        rising = sorted(self._counts)
-        self.tokens = np.array(rising, np.int64)
-        self._frequency = np.array([self._counts[token] for token in rising]) / self._num_seen
-
-    def next_probs(self, last: int) -> NDArray[np.float64]:  # [D] over `tokens`
-        """Give q after a token, from all of the context and nothing drafted."""
-        recent = self._followers.get(last, [])[-MAX_FOLLOWERS:]
-        if not recent:
-            return self._frequency
-        columns = np.searchsorted(self.tokens, recent)
-        fades = FADING ** np.arange(len(recent))[::-1]  # 1 for the newest
-        weights = np.bincount(columns, fades / fades.sum(), minlength=len(self.tokens))
-        q: NDArray[np.float64] = FOLLOWER_SHARE * weights + (1 - FOLLOWER_SHARE) * self._frequency
-        return q
+def _perturb(probs: Mapping[int, float]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Make every other token likelier and the rest less likely: (token ids, rising; shares)."""
+    falling = sorted(probs, key=lambda token: (-probs[token], token))
+    factors = {token: FACTORS[rank % len(FACTORS)] for rank, token in enumerate(falling)}
+    total = sum(probs[token] * factors[token] for token in probs)
+    ids = sorted(probs)
+    shares = [probs[token] * factors[token] / total for token in ids]
+    return np.array(ids, np.int64), np.array(shares, np.float32)
 
 
-def _pad(rows: Sequence[NDArray[Any]], dtype: torch.dtype) -> Tensor:
-    """Stack rows, right-padded with 0: -> [B, D]."""
-    padded = np.zeros((len(rows), max(len(row) for row in rows)))
-    for line, row in zip(padded, rows, strict=True):
-        line[: len(row)] = row
-    return torch.from_numpy(padded).to(dtype)
+def _draw(
+    tables: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]], noise: Tensor
+) -> list[int]:
+    """Draw a column from each table's shares, as they stand in the proposal."""
+    if not tables:
+        return []
+    width = max(len(shares) for _, shares in tables)
+    padded = torch.zeros((len(tables), width))
+    for row, (_, shares) in enumerate(tables):
+        padded[row, : len(shares)] = torch.from_numpy(shares)
+    columns: list[int] = sample_from_probs(padded, noise).tolist()
+    return columns

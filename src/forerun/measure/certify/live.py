@@ -43,6 +43,16 @@ class Paths:
 
     probs: Mapping[Path, float]  # of whole paths of one length
 
+    def after(self) -> dict[Path, dict[int, float]]:
+        """The next token's distribution after the beginning of every path."""
+        length = len(next(iter(self.probs)))
+        found: dict[Path, dict[int, float]] = {}
+        for count in range(length):
+            shorter = self.project(slice(0, count))
+            for path, p in self.project(slice(0, count + 1)).items():
+                found.setdefault(path[:-1], {})[path[-1]] = p / shorter[path[:-1]]
+        return found
+
     def project(self, part: slice) -> dict[Path, float]:
         """The joint distribution of the tokens at some positions."""
         total: dict[Path, float] = {}

@@ -16,7 +16,7 @@ from ...sampling import RULES, Rule
 from ..provenance import provenance
 from .bench import CertifyBench
 from .certificate import Certificate, ControlCheck, DistributionCheck, RuleControl
-from .drafter import SampledLookup
+from .drafter import PerturbedTarget
 from .enumeration import check_rule, check_wrong_rules
 from .equality import EqualityCheck, check_equality
 from .live import Mix, Paths, enumerate_paths, sample_paths
@@ -31,6 +31,7 @@ POWER = 0.99
 LENGTH = 3  # tokens of a continuation: with two drafts, so that all rules differ
 SEEDED = {"temperature": 0.8, "top_p": 0.95, "seed": 1000}
 LIVE_BATCH = 128
+SAMPLING_DRAFTER = "perturbed target"
 MIXES = (
     Mix("temperature 0.8, top-k 12", {"temperature": 0.8, "top_k": 12}),
     Mix(
@@ -60,9 +61,9 @@ class Plan:
 ALL_WAYS = ((0, 8), *((length, batch) for length in (1, 3, 7, 15) for batch in (1, 8)))
 PLANS: Mapping[str, Plan] = {
     "quick": Plan(
-        "quick", 20, 32, 8, ((3, 8), (15, 1)), ((3, 8), (15, 8)), 2000, 1000, 1500, 1500, "quick"
+        "quick", 20, 32, 8, ((3, 8), (15, 1)), ((3, 8), (15, 8)), 1000, 500, 500, 800, "quick"
     ),
-    "full": Plan("full", 50, 64, 1, ALL_WAYS, ALL_WAYS, 40_000, 8000, 12_000, 4000, "full"),
+    "full": Plan("full", 50, 64, 1, ALL_WAYS, ALL_WAYS, 44_000, 8000, 8000, 3000, "full"),
 }
 
 
@@ -83,9 +84,15 @@ def certify(
     plan: Plan,
     command: str,
     watcher: Watcher,
+    *,
+    loop_text: str = LOOP_TEXT,
     **options: Any,
 ) -> Certificate:
-    """Check a model, a drafter and their options. `options` are fields of `EngineConfig`."""
+    """Check a model, a drafter and their options. `options` are fields of `EngineConfig`.
+
+    `loop_text` is continued for the distribution tests: what comes next should often, not always,
+    be what came before.
+    """
     begin_s = time.perf_counter()
     watcher.begin("rules, enumerated", None)
     rules = [check_rule(name, plan.enumeration) for name in RULES]
@@ -102,7 +109,7 @@ def certify(
         seeded, note = [], _why_not_seeded(bench, speculation)
         if note is None:
             seeded = list(_equality(bench, "seeded", used, plan, plan.seeded_ways, watcher))
-        live = _Live(bench, plan, speculation, watcher)
+        live = _Live(bench, plan, speculation, loop_text, watcher)
         distribution = list(live.checks())
         controls = list(live.controls())
     return Certificate(
@@ -187,7 +194,12 @@ class _Live:
     """The distribution tests and controls, which share prompt, exact paths and threshold."""
 
     def __init__(
-        self, bench: CertifyBench, plan: Plan, speculation: SpeculationConfig, watcher: Watcher
+        self,
+        bench: CertifyBench,
+        plan: Plan,
+        speculation: SpeculationConfig,
+        loop_text: str,
+        watcher: Watcher,
     ) -> None:
         self._bench = bench
         self._plan = plan
@@ -195,7 +207,7 @@ class _Live:
         self._speculation = speculation
         # All but the last token are whole blocks, found in the prefix cache every time.
         size = bench.engine.config.block_size
-        self._prompt = bench.engine.encode(LOOP_TEXT)[-size - 1 :]
+        self._prompt = bench.engine.encode(loop_text)[-size - 1 :]
         self._vocab_size = bench.engine.model_config.vocab_size
         self._seed = 0
         each = LENGTH + 1  # tests of a sample: every token, and the first two together
@@ -214,7 +226,7 @@ class _Live:
             yield from self._check(mix, own, rule, None, length, plan.num_samples)
         for rule in ("token", "block"):
             yield from self._check(
-                MIXES[0], "sampled look-up", rule, RULES[rule], LENGTH, plan.num_rule_samples
+                MIXES[0], SAMPLING_DRAFTER, rule, RULES[rule], LENGTH, plan.num_rule_samples
             )
 
     def controls(self) -> Iterator[ControlCheck]:
@@ -223,7 +235,7 @@ class _Live:
             tests = {
                 check.where: check.test.p_value
                 for check in self._check(
-                    MIXES[1], "sampled look-up", name, rule, LENGTH, self._plan.num_control_samples
+                    MIXES[1], SAMPLING_DRAFTER, name, rule, LENGTH, self._plan.num_control_samples
                 )
             }
             where = min(tests, key=lambda key: tests[key])
@@ -247,7 +259,8 @@ class _Live:
         self._watcher.begin(f"continuations, {drafter}, {name}", num_samples)
         sampled_drafter = None
         if rule is not None:
-            sampled_drafter = SampledLookup(self._vocab_size, seed=7)
+            after = self._paths[mix.name].after()
+            sampled_drafter = PerturbedTarget(self._vocab_size, 7, len(self._prompt), after)
         self._bench.use(sampled_drafter, rule)
         sampled = sample_paths(
             self._bench,
