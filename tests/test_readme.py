@@ -38,7 +38,12 @@ def run(command: list[str], stdin: str = "") -> str:
 COMMANDS = [line for block in blocks("sh") for line in block.strip().splitlines()]
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+def as_case(line: str):
+    """A certificate takes minutes."""
+    return pytest.param(line, marks=pytest.mark.slow if "certify" in line else ())
+
+
+@pytest.mark.parametrize("line", [as_case(line) for line in COMMANDS])
 def test_a_command_works(line: str) -> None:
     talk = "What is two plus two?\n/quit\n" if "chat" in line else ""
     assert run(shlex.split(line), talk).strip()

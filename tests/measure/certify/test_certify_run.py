@@ -152,12 +152,14 @@ def test_an_engine_whose_drafts_change_tokens_is_found_out(
     assert "**Did not hold.**" in to_markdown(certificate)
 
 
+@pytest.mark.slow
 def test_drafts_that_are_never_made_prove_nothing(repeating32, monkeypatch, without_enumeration):
     nothing = lambda self, requests: ngram.Proposal.empty(len(requests))  # noqa: E731
     monkeypatch.setattr(ngram.NgramDrafter, "propose", nothing)
     assert any("nothing was checked" in fault for fault in make(repeating32).faults)
 
 
+@pytest.mark.slow
 def test_with_the_token_rule_no_seeded_equality_is_claimed(repeating32, without_enumeration):
     certificate = make(repeating32, accept_rule="token")
     assert {each.kind for each in certificate.equality} == {"greedy"}
