@@ -39,7 +39,7 @@ COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 96
 SAMPLED_ROWS = (0, 1, 2, 3, 6, 7, 14, 15, 30, 31, 32, 63, 127, 255)
 WORKING_SET_BYTES = 96 << 20  # weights that a timing goes through: more than caches hold
 MAX_COPIES = 24
-NUM_TIMINGS = 9
+NUM_TIMINGS = 40
 
 Shape = tuple[int, int]  # (inputs, outputs) of a linear layer
 

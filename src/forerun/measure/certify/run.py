@@ -61,7 +61,7 @@ class Plan:
 ALL_WAYS = ((0, 8), *((length, batch) for length in (1, 3, 7, 15) for batch in (1, 8)))
 PLANS: Mapping[str, Plan] = {
     "quick": Plan(
-        "quick", 20, 32, 8, ((3, 8), (15, 1)), ((3, 8), (15, 8)), 1000, 500, 500, 800, "quick"
+        "quick", 20, 32, 8, ((3, 8), (15, 8)), ((3, 8), (15, 8)), 1000, 500, 500, 800, "quick"
     ),
     "full": Plan("full", 50, 64, 1, ALL_WAYS, ALL_WAYS, 44_000, 8000, 8000, 3000, "full"),
 }
