@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from ..engine.engine import Prompt
+    from ..measure.certify.certificate import Certificate
 
 __all__ = ["certify"]
 
@@ -62,7 +63,6 @@ def certify(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {out.parent}")
     from ..config import SpeculationConfig
-    from ..measure.certify.markdown import to_markdown
     from ..measure.certify.run import PLANS
     from ..measure.certify.run import certify as run
 
@@ -77,6 +77,17 @@ def certify(
         certificate = run(
             engine.model, speculation, chosen, plan, _command(), screen, **settings_of(engine)
         )
+    _write(certificate, out)
+    for fault in certificate.faults:
+        err.print(f"did not hold: {fault}", soft_wrap=True)
+    if not certificate.holds:
+        raise typer.Exit(FAILED)
+    err.print("everything held, and every wrong rule was caught", soft_wrap=True)
+
+
+def _write(certificate: Certificate, out: Path | None) -> None:
+    from ..measure.certify.markdown import to_markdown
+
     page = to_markdown(certificate)
     data = json.dumps(certificate.to_dict(), indent=1, default=str, allow_nan=False)
     if out is None:
@@ -85,11 +96,6 @@ def certify(
         out.write_text(page, encoding="utf-8")
         out.with_suffix(".json").write_text(data + "\n", encoding="utf-8")
         err.print(f"written: {out} and {out.with_suffix('.json')}", soft_wrap=True)
-    for fault in certificate.faults:
-        err.print(f"did not hold: {fault}", soft_wrap=True)
-    if not certificate.holds:
-        raise typer.Exit(FAILED)
-    err.print("everything held, and every wrong rule was caught", soft_wrap=True)
 
 
 def _read_prompts(path: Path | None) -> list[Prompt]:

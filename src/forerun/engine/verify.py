@@ -73,7 +73,7 @@ def decide(plan: Plan, proposal: Proposal, logits: Tensor, choose: Chooser) -> l
     rule = RULES["point_mass"] if params.all_greedy else choose(proposal)
     outcome = rule(logits, params, rows.on_device(logits.device), _noise(plan, rows, logits.device))
     candidates = _read(rows, outcome, first_dead)
-    logprobs = _logprobs(requests, rows, candidates, raw, logits, params)
+    logprobs = _logprobs(requests, rows, candidates, raw, logits)
     decisions = []
     for index, (tokens, num_accepted) in enumerate(candidates):
         fault = Fault.NO_TOKEN if first_dead.get(index) == 0 else None
@@ -119,15 +119,15 @@ class _Rows:
             None if probs is None else probs.to(device),
         )
 
-    def of(self, index: int, count: int) -> range:
+    def of(self, index: int, count: int) -> slice:
         """The first `count` rows of a request."""
-        return range(self.starts[index], self.starts[index] + count)
+        return slice(self.starts[index], self.starts[index] + count)
 
 
 def _keep_raw(requests: Sequence[Request], rows: _Rows, logits: Tensor) -> dict[int, Tensor]:
     """Copy the rows whose log-probabilities are wanted as the model gave them, by request."""
     return {
-        index: logits[rows.starts[index] : rows.starts[index] + len(rows.drafts[index]) + 1].clone()
+        index: logits[rows.of(index, len(rows.drafts[index]) + 1)].clone()
         for index, request in enumerate(requests)
         if request.params.logprobs is not None and request.params.logprobs_mode == "raw"
     }
@@ -195,7 +195,6 @@ def _logprobs(
     candidates: Sequence[tuple[tuple[int, ...], int]],
     raw: dict[int, Tensor],
     logits: Tensor,
-    params: FilterParams,
 ) -> dict[int, tuple[TokenLogprob, ...]]:
     """Read the log-probabilities of the candidates of requests that want them, by request."""
     found = {}
@@ -206,9 +205,8 @@ def _logprobs(
         if index in raw:
             table = raw_logprobs(raw[index][: len(tokens)])
         else:
-            place = rows.of(index, len(tokens))
             own = FilterParams.from_params([request.params] * len(tokens), logits.device)
-            table = processed_logprobs(logits[place.start : place.stop], own)
+            table = processed_logprobs(logits[rows.of(index, len(tokens))], own)
         wanted = [request.params.logprobs] * len(tokens)
         found[index] = tuple(read_logprobs(table, tokens, wanted))
     return found

@@ -283,7 +283,12 @@ class _Live:
                 test=test,
                 threshold=self.threshold,
                 # against exact probabilities: as good as two arms of twice the size
-                detectable_shift=detectable_shift(2 * num_samples, test.df, self.threshold, POWER),
+                # (with a single cell nothing can differ, and so no shift is ever seen)
+                detectable_shift=(
+                    detectable_shift(2 * num_samples, test.df, self.threshold, POWER)
+                    if test.df
+                    else 1.0
+                ),
                 num_drafted=sampled.num_drafted,
                 num_accepted=sampled.num_accepted,
             )
