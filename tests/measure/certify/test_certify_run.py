@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from forerun.cli import main
+from forerun.cli.certify import _write
 from forerun.config import SpeculationConfig
 from forerun.draft import ngram
 from forerun.engine import verify
@@ -165,6 +166,14 @@ def test_with_the_token_rule_no_seeded_equality_is_claimed(repeating32, without_
     assert {each.kind for each in certificate.equality} == {"greedy"}
     assert "not promised" in str(certificate.seeded_note)
     assert certificate.faults == []
+
+
+def test_page_and_data_are_written_side_by_side(certificate, tmp_path, capsys):
+    _write(certificate, tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text() == to_markdown(certificate)
+    assert json.loads((tmp_path / "page.json").read_text())["holds"] is True
+    _write(certificate, None)
+    assert "**Held.**" in capsys.readouterr().out
 
 
 def test_there_are_prompts_enough():
