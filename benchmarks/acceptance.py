@@ -22,8 +22,8 @@ from torch import Tensor
 from forerun.cache.kv_cache import KVCache
 from forerun.device import available_cpus, choose_device, choose_dtype
 from forerun.measure.provenance import provenance
+from forerun.model.decoder import load_decoder
 from forerun.model.loader import open_model
-from forerun.model.transformer import Decoder
 from forerun.params import SamplingParams
 from forerun.registry import resolve_model
 from forerun.sampling import (
@@ -106,7 +106,7 @@ class Model:
         device = choose_device("cpu")
         self._requests, self._rows, self._context = args.requests, args.drafts + 1, args.context
         length = args.context + self._rows
-        self._decoder = Decoder(
+        self._decoder = load_decoder(
             files.config,
             files.weights,
             device=device,

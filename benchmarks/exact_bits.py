@@ -19,8 +19,9 @@ from forerun.cache.kv_cache import KVCache
 from forerun.device import available_cpus, choose_device, choose_dtype
 from forerun.measure.provenance import provenance
 from forerun.model.bits import ExactRows, try_rows
+from forerun.model.decoder import Decoder, load_decoder
+from forerun.model.layered import linear_shapes
 from forerun.model.loader import open_model
-from forerun.model.transformer import Decoder, linear_shapes
 from forerun.registry import resolve_model
 from forerun.types import ForwardInput
 
@@ -33,7 +34,7 @@ WARM_UPS = 3
 
 def load(model: str, dtype: torch.dtype, threads: int, exact: ExactRows | None) -> Decoder:
     files = open_model(resolve_model(model))
-    return Decoder(
+    return load_decoder(
         files.config,
         files.weights,
         device=choose_device("cpu"),

@@ -20,8 +20,8 @@ import torch
 from forerun.cache.kv_cache import KVCache
 from forerun.device import available_cpus, choose_device, choose_dtype
 from forerun.measure.provenance import provenance
+from forerun.model.decoder import Decoder, load_decoder
 from forerun.model.loader import open_model
-from forerun.model.transformer import Decoder
 from forerun.registry import resolve_model
 from forerun.types import ForwardInput
 
@@ -32,7 +32,7 @@ def load(model: str, dtype: str, threads: int, context: int) -> tuple[Decoder, K
     files = open_model(resolve_model(model))
     device = choose_device("cpu")
     torch.set_num_threads(threads)
-    decoder = Decoder(
+    decoder = load_decoder(
         files.config,
         files.weights,
         device=device,

@@ -77,13 +77,13 @@ class EngineConfig(_Strict):
     enable_prefix_caching: bool = True
     num_threads: int | None = None  # None: the processors this process may use
     exact_bits: str = "auto"  # auto, on, off: logits whose bits depend on nothing beside them
-    kernels: str = "auto"  # auto, torch, numba: who computes what lies between linear layers
+    kernels: str = "auto"  # auto, compiled, numba, torch: who computes a pass (model/decoder)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", "bfloat16", "float16", "float32"))
         _check_choice("exact_bits", self.exact_bits, ("auto", "on", "off"))
-        _check_choice("kernels", self.kernels, ("auto", "torch", "numba"))
+        _check_choice("kernels", self.kernels, ("auto", "torch", "numba", "compiled"))
         if not isinstance(self.enable_prefix_caching, bool):
             raise ConfigError(
                 f"enable_prefix_caching={self.enable_prefix_caching!r} is not true or false"

@@ -11,7 +11,15 @@ import torch
 
 from .errors import ConfigError
 
-__all__ = ["DTYPES", "available_cpus", "choose_device", "choose_dtype", "cpu_name", "has_fast_bf16"]
+__all__ = [
+    "DTYPES",
+    "available_cpus",
+    "choose_device",
+    "choose_dtype",
+    "cpu_name",
+    "has_amx",
+    "has_fast_bf16",
+]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -52,6 +60,11 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     return bool({"amx_bf16", "avx512_bf16"} & _cpu_flags(_CPUINFO))
+
+
+def has_amx() -> bool:
+    """Say whether the processor multiplies tiles of bfloat16 (Intel AMX)."""
+    return "amx_bf16" in _cpu_flags(_CPUINFO)
 
 
 def available_cpus(quota_file: Path = _CGROUP_QUOTA) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from reference.drafters import Fake, Oracle
@@ -16,12 +17,19 @@ from forerun.types import FinishReason
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 POISON = 303  # an id that no text has: its embedding becomes NaN
-KERNELS = pytest.mark.parametrize("kernels", ["torch", "numba"])
+KERNELS = pytest.mark.parametrize("kernels", ["torch", "numba", "compiled"])
 
 
 def poisoned(tiny_compiled, kernels, drafter=None, **options):
     bench = Bench(tiny_compiled.folder, drafter, kernels=kernels, block_size=32, **options)
-    bench.decoder._embedding[POISON] = torch.nan
+    if kernels == "compiled":  # a token's row is one lane of a panel, and may be the head's too
+        weights = bench.decoder._weights
+        table = weights.embedding.copy()
+        nan = 0x7FC07FC0 if table.dtype == np.uint32 else np.nan
+        table[0, POISON // 16, :, POISON % 16] = nan
+        bench.decoder._weights = weights._replace(embedding=table)
+    else:
+        bench.decoder._embedding[POISON] = torch.nan
     return bench
 
 

@@ -13,7 +13,7 @@ from reference.drafters import Fake
 from reference.tiny_engine import Bench
 
 from forerun.errors import ConfigError
-from forerun.model import bits, transformer
+from forerun.model import bits, layered
 from forerun.model.linear import PlainLinear
 from forerun.params import SamplingParams
 
@@ -41,7 +41,7 @@ class Guess(Fake):
 @pytest.fixture
 def moody(monkeypatch, tmp_path):
     monkeypatch.setenv("FORERUN_HOME", str(tmp_path))  # what is found here is not the machine's
-    for module in (bits, transformer):
+    for module in (bits, layered):
         monkeypatch.setattr(module, "pack_linear", lambda weight, bias=None: Moody(weight, bias))
 
 

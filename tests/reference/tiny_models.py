@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forerun.cache.kv_cache import KVCache
 from forerun.model.arch import ModelConfig
-from forerun.model.transformer import Decoder
+from forerun.model.decoder import Decoder, load_decoder
 from forerun.model.weights import WeightSource
 from forerun.types import ForwardInput
 
@@ -84,7 +84,7 @@ def make_decoder(
     **options: Any,
 ) -> Decoder:  # fmt: skip
     """Build a CPU decoder."""
-    return Decoder(
+    return load_decoder(
         config, weights, device=torch.device("cpu"), dtype=dtype, kernels=kernels, **options
     )
 

@@ -55,6 +55,11 @@ class Request:
     last_token_s: float | None = None
 
     @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether each of its tokens is the likeliest, and nothing more is asked of the logits."""
+        return self.params.temperature == 0 and self.params.logprobs is None and self.rules.is_empty
+
+    @property
     def num_pending(self) -> int:
         """Tokens whose keys and values are still to be computed; at least 1 while it runs."""
         return len(self.tokens) - self.num_computed

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..cache.kv_cache import KVCache
-from ..model.transformer import Decoder
+from ..model.decoder import Decoder
 from ..types import ForwardInput
 
 __all__ = ["TargetRunner"]

@@ -15,8 +15,9 @@ from ..device import available_cpus, choose_device, choose_dtype
 from ..errors import CapacityError, ConfigError
 from ..model.arch import ModelConfig
 from ..model.bits import ExactRows, try_rows
+from ..model.decoder import choose_kernels, load_decoder
+from ..model.layered import linear_shapes
 from ..model.loader import ModelFiles
-from ..model.transformer import Decoder, choose_kernels, linear_shapes
 from ..text import TextCodec
 from .runner import TargetRunner
 from .scheduler import Scheduler
@@ -82,7 +83,7 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
     max_model_len = _context_length(config.max_model_len, files.config.max_positions)
     exact_bits = choose_exact_bits(files.config, config, device, dtype)
     exact_rows = exact_bits.rows if exact_bits.enabled else None
-    decoder = Decoder(
+    decoder = load_decoder(
         files.config,
         files.weights,
         device=device,
@@ -130,6 +131,8 @@ def choose_exact_bits(
     if config.exact_bits == "off":
         return ExactBits(False, "switched off", None)
     kernels = choose_kernels(config.kernels, device, dtype, model, config.block_size)
+    if kernels == "compiled":
+        return ExactBits(True, "every sum of a compiled pass is taken in one order", None)
     if kernels != "numba":
         reason = f"attention in {kernels} on {device.type} adds up in an order that varies"
         return _no_exact_bits(config, reason, None)

@@ -21,6 +21,7 @@ from ..sampling import (
     Noise,
     Stream,
     adjust_logits,
+    argmax_and_check,
     bad_rows,
     collect_adjustments,
     processed_logprobs,
@@ -63,6 +64,8 @@ def decide(plan: Plan, proposal: Proposal, logits: Tensor, choose: Chooser) -> l
     requests = [entry.request for entry in plan.sampling]
     if not requests:
         return []
+    if all(each.is_plainly_greedy for each in requests):
+        return _decide_greedily(proposal, logits)
     rows = _Rows(requests, proposal)
     broken = rows.owners[bad_rows(logits).cpu()].unique().tolist()
     raw = _keep_raw(requests, rows, logits)
@@ -71,7 +74,8 @@ def decide(plan: Plan, proposal: Proposal, logits: Tensor, choose: Chooser) -> l
     params = params.repeat(rows.counts.to(logits.device), len(logits))
     # At temperature 0 every lossless rule keeps what equals the argmax.
     rule = RULES["point_mass"] if params.all_greedy else choose(proposal)
-    outcome = rule(logits, params, rows.on_device(logits.device), _noise(plan, rows, logits.device))
+    noise = _noise(plan, rows, logits.device, only_target=rule is RULES["point_mass"])
+    outcome = rule(logits, params, rows.on_device(logits.device), noise)
     candidates = _read(rows, outcome, first_dead)
     logprobs = _logprobs(requests, rows, candidates, raw, logits)
     decisions = []
@@ -81,6 +85,22 @@ def decide(plan: Plan, proposal: Proposal, logits: Tensor, choose: Chooser) -> l
             fault = Fault.INVALID_LOGITS
         num_drafted = len(rows.drafts[index])
         decisions.append(Decision(tokens, num_accepted, num_drafted, fault, logprobs.get(index)))
+    return decisions
+
+
+def _decide_greedily(proposal: Proposal, logits: Tensor) -> list[Decision]:
+    """Decide a batch at temperature 0 in which nobody wants anything else: no tensors needed."""
+    tokens, bad = argmax_and_check(logits)
+    decisions, start = [], 0
+    for padded, length in zip(proposal.tokens.tolist(), proposal.lengths.tolist(), strict=True):
+        num_accepted = 0
+        while num_accepted < length and padded[num_accepted] == tokens[start + num_accepted]:
+            num_accepted += 1
+        end = start + length + 1
+        fault = Fault.INVALID_LOGITS if any(bad[start:end]) else None
+        candidates = tuple(tokens[start : start + num_accepted + 1])
+        decisions.append(Decision(candidates, num_accepted, length, fault, None))
+        start = end
     return decisions
 
 
@@ -157,17 +177,21 @@ def _adjust(requests: Sequence[Request], rows: _Rows, logits: Tensor) -> dict[in
     return first_dead
 
 
-def _noise(plan: Plan, rows: _Rows, device: torch.device) -> Noise:
+def _noise(plan: Plan, rows: _Rows, device: torch.device, *, only_target: bool) -> Noise:
+    """Make a step's noise; `only_target` leaves out what point mass does not look at."""
     seeds = np.array([entry.request.seed for entry in plan.sampling], np.uint64)
     origins = np.array([len(entry.request.tokens) for entry in plan.sampling], np.int64)
+    target = uniforms(
+        seeds.repeat(rows.counts.numpy()), row_positions(plan, rows.lengths), Stream.TARGET
+    ).to(device)
+    if only_target:
+        return Noise(target, target.new_empty((len(seeds), 0)), target.new_empty(0))
     width = rows.proposal.tokens.shape[1]
     of_drafts = origins[:, None] + np.arange(width)  # [B, K]
     many_seeds = np.repeat(seeds[:, None], width, axis=1)
     many_origins = np.repeat(origins[:, None], width, axis=1)
     return Noise(
-        target=uniforms(
-            seeds.repeat(rows.counts.numpy()), row_positions(plan, rows.lengths), Stream.TARGET
-        ).to(device),
+        target=target,
         accept=uniforms(many_seeds, of_drafts, Stream.ACCEPT, many_origins).to(device),
         recover=uniforms(seeds, origins, Stream.RECOVER).to(device),
     )

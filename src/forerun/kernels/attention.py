@@ -21,16 +21,19 @@ from .compiling import FAST, compiled
 from .pointwise import exp_negative
 from .softmax import LOWEST, largest, soften
 from .tiles import KEY_BLOCK, TILE_ROWS, score_tile, value_tile
-from .vector import narrow, widen
+from .vector import narrow, settle, widen
 
 __all__ = [
     "SEGMENT",
     "attend",
+    "attend_unit",
     "merge",
     "merge_parallel",
+    "merge_token",
     "plan_units",
     "rotate",
     "rotate_parallel",
+    "rotate_token",
 ]
 
 SEGMENT = 256  # positions whose partial softmax is one unit of work
@@ -57,7 +60,7 @@ def _normed(row, start, i, weight, scale):
 
 
 @njit(nogil=True)
-def _rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
+def rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
     """Do for one token what `rotate` does for a step.
 
     No fast mathematics: compiled into two kernels, it must round alike in both.
@@ -101,18 +104,71 @@ def rotate(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, q
     cache; queries [G, N * H/G + padding, D] float32, scaled by 1 / sqrt(D).
     """
     for t in range(qkv.shape[0]):
-        _rotate_token(
-            t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries
-        )
+        rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries)
 
 
 @compiled(fast=False, parallel=True)
 def rotate_parallel(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries):
     """Do what `rotate` does, over all threads: worth it for a piece of a prompt."""
     for t in prange(qkv.shape[0]):
-        _rotate_token(
-            t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries
-        )
+        rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries)
+
+
+@njit(fastmath=FAST, nogil=True)
+def attend_unit(u, queries, keys, values, tables, positions, units, window, partial, tops, totals):
+    """Do for unit u // G and KV head u % G what `attend` does for all of them."""
+    groups, pack = keys.shape[1], keys.shape[4]
+    size = keys.shape[2] * pack
+    block_elements = size * KEY_BLOCK
+    share = (queries.shape[1] - TILE_ROWS) // positions.shape[0]
+    unit, g = units[u // groups], u % groups
+    request, first, segment = unit[0], unit[1], unit[3]
+    rows = (unit[2] - first) * share
+    padded = (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    base, start = unit[4] + g * padded, segment * SEGMENT
+    scores = np.zeros(TILE_ROWS * SEGMENT, np.float32)
+    for x in range(0, padded, TILE_ROWS):
+        last_row = min(x + TILE_ROWS, rows) - 1
+        newest, oldest = positions[first + last_row // share], positions[first + x // share]
+        end = min(SEGMENT, newest + 1 - start)
+        begin = max(0, oldest + 1 - window - start)
+        # A tile may see nothing of the segment: too old for it, or past its window.
+        end_block = max(0, (end + KEY_BLOCK - 1) // KEY_BLOCK)
+        first_block = min(begin // KEY_BLOCK, end_block)
+        for n in range(first_block, end_block):
+            block = tables[request, start // KEY_BLOCK + n] * groups + g
+            near = tables[request, start // KEY_BLOCK + min(n + 1, end_block - 1)] * groups + g
+            score_tile(
+                scores, n * KEY_BLOCK, SEGMENT, queries,
+                (g * queries.shape[1] + first * share + x) * size, size,
+                keys, block * block_elements, KEY_BLOCK * pack, size,
+                near * block_elements, values, block * block_elements,
+            )  # fmt: skip
+        at, width = first_block * KEY_BLOCK, (end_block - first_block) * KEY_BLOCK
+        for r in range(TILE_ROWS):
+            row = base + x + r
+            for i in range(size):
+                partial[row, i] = np.float32(0)
+            low, high = 0, 0  # positions of the segment that this row sees
+            if x + r < rows:
+                p = positions[first + (x + r) // share]
+                high = max(0, min(SEGMENT, p + 1 - start))
+                low = min(high, max(0, p + 1 - window - start))
+            for j in range(at, low):
+                scores[r * SEGMENT + j] = _LOWEST
+            for j in range(high, at + width):
+                scores[r * SEGMENT + j] = _LOWEST
+            tops[row] = largest(scores, r * SEGMENT + at, width)
+            totals[row] = soften(scores, r * SEGMENT + at, width, tops[row])
+            if low == high:
+                totals[row] = np.float32(0)
+        for n in range(first_block, end_block):
+            block = tables[request, start // KEY_BLOCK + n] * groups + g
+            for d in range(0, size, 32):
+                value_tile(
+                    partial, (base + x) * size + d, size, scores, n * KEY_BLOCK, SEGMENT,
+                    values, block * block_elements + d * pack, size * pack, KEY_BLOCK,
+                )  # fmt: skip
 
 
 @compiled(parallel=True)
@@ -123,62 +179,15 @@ def attend(queries, keys, values, tables, positions, units, window, partial, top
     `partial` [rows, D], `tops` and `totals` [rows] (all float32); a unit has G times
     ceil((end - first) * H/G / 4) * 4 rows. `window` counts the positions that a token sees.
     """
-    groups, pack = keys.shape[1], keys.shape[4]
-    size = keys.shape[2] * pack
-    block_elements = size * KEY_BLOCK
-    share = (queries.shape[1] - TILE_ROWS) // positions.shape[0]
-    for u in prange(units.shape[0] * groups):
-        unit, g = units[u // groups], u % groups
-        request, first, segment = unit[0], unit[1], unit[3]
-        rows = (unit[2] - first) * share
-        padded = (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
-        base, start = unit[4] + g * padded, segment * SEGMENT
-        scores = np.zeros(TILE_ROWS * SEGMENT, np.float32)
-        for x in range(0, padded, TILE_ROWS):
-            last_row = min(x + TILE_ROWS, rows) - 1
-            newest, oldest = positions[first + last_row // share], positions[first + x // share]
-            end = min(SEGMENT, newest + 1 - start)
-            begin = max(0, oldest + 1 - window - start)
-            # A tile may see nothing of the segment: too old for it, or past its window.
-            end_block = max(0, (end + KEY_BLOCK - 1) // KEY_BLOCK)
-            first_block = min(begin // KEY_BLOCK, end_block)
-            for n in range(first_block, end_block):
-                block = tables[request, start // KEY_BLOCK + n] * groups + g
-                score_tile(
-                    scores, n * KEY_BLOCK, SEGMENT, queries,
-                    (g * queries.shape[1] + first * share + x) * size, size,
-                    keys, block * block_elements, KEY_BLOCK * pack, size,
-                )  # fmt: skip
-            at, width = first_block * KEY_BLOCK, (end_block - first_block) * KEY_BLOCK
-            for r in range(TILE_ROWS):
-                row = base + x + r
-                for i in range(size):
-                    partial[row, i] = np.float32(0)
-                low, high = 0, 0  # positions of the segment that this row sees
-                if x + r < rows:
-                    p = positions[first + (x + r) // share]
-                    high = max(0, min(SEGMENT, p + 1 - start))
-                    low = min(high, max(0, p + 1 - window - start))
-                for j in range(at, low):
-                    scores[r * SEGMENT + j] = _LOWEST
-                for j in range(high, at + width):
-                    scores[r * SEGMENT + j] = _LOWEST
-                tops[row] = largest(scores, r * SEGMENT + at, width)
-                totals[row] = soften(scores, r * SEGMENT + at, width, tops[row])
-                if low == high:
-                    totals[row] = np.float32(0)
-            for n in range(first_block, end_block):
-                block = tables[request, start // KEY_BLOCK + n] * groups + g
-                for d in range(0, size, 32):
-                    value_tile(
-                        partial, (base + x) * size + d, size, scores, n * KEY_BLOCK, SEGMENT,
-                        values, block * block_elements + d * pack, size * pack, KEY_BLOCK,
-                    )  # fmt: skip
+    for u in prange(units.shape[0] * keys.shape[1]):
+        attend_unit(
+            u, queries, keys, values, tables, positions, units, window, partial, tops, totals
+        )
 
 
 @njit(fastmath=FAST, nogil=True)
-def _merge_token(t, units, token_units, groups, share, partial, tops, totals, out):
-    """Do for one token what `merge` does for a step."""
+def merge_token(t, units, token_units, groups, share, partial, tops, totals, like, out):
+    """Do for one token what `merge` does for a step; results are rounded to `like`'s format."""
     size = partial.shape[1]
     mixed = np.zeros(size, np.float32)
     for h in range(groups * share):
@@ -200,21 +209,21 @@ def _merge_token(t, units, token_units, groups, share, partial, tops, totals, ou
             top = higher
         inverse = np.float32(1) / total
         for i in range(size):
-            out[t, h * size + i] = narrow(mixed[i] * inverse, out)
+            out[t, h * size + i] = narrow(settle(mixed[i] * inverse, like), out)
 
 
 @compiled()
 def merge(units, token_units, groups, share, partial, tops, totals, out):
     """Add up each row's segments in ascending order. token_units [N, 2]: its first and end unit."""
     for t in range(token_units.shape[0]):
-        _merge_token(t, units, token_units, groups, share, partial, tops, totals, out)
+        merge_token(t, units, token_units, groups, share, partial, tops, totals, out, out)
 
 
 @compiled(parallel=True)
 def merge_parallel(units, token_units, groups, share, partial, tops, totals, out):
     """Do what `merge` does, over all threads: worth it for a piece of a prompt."""
     for t in prange(token_units.shape[0]):
-        _merge_token(t, units, token_units, groups, share, partial, tops, totals, out)
+        merge_token(t, units, token_units, groups, share, partial, tops, totals, out, out)
 
 
 @compiled(fast=False)

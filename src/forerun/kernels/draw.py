@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import prange
 
 from .compiling import compiled
 from .odds import GROUP, collect_group, odds_group, probs_group, sum_group, top_group
 from .select import COUNTS, WEIGHS, crossing
+from .team import finish, take
 
-__all__ = ["draw", "draw_parallel", "lowest_power", "weigh"]
+__all__ = ["draw", "find_bad", "find_largest", "lowest_power", "weigh"]
 
 UNIT = 2.0**42
 LOG2_E = 1.4426950408889634
@@ -226,13 +226,22 @@ def _spread(probs, row, floor, total, work):
 
 
 @compiled(fast=False)
-def _part(
+def draw(
     logits, temperatures, top_ks, top_ps, min_ps, shapes, totals, only, uniforms, tokens, probs,
-    part, parts,
+    counters,
 ):  # fmt: skip
+    """Filter each row of logits [M, V], and draw a token from it or write its probabilities.
+
+    Always written, each row's distribution: shapes [M, 4] float32, the largest logit, the rate of
+    `odds`, the cut of logits, the floor of odds; totals [M] int64, the sum of its weights, 0 where
+    the row is no distribution; only [M] int64, the one column that it holds, -1 for many.
+    Written unless it has no rows: tokens [M], drawn by uniforms [M]; probs [M, V], NaN in bad rows.
+    Rows are shared by whoever takes part; `counters` as `team` has them.
+    """
     work = _workspace(logits.shape[1])
-    size = logits.shape[1]
-    for row in range(part, len(totals), parts):
+    size, mine = logits.shape[1], 0
+    row = take(counters, 0)
+    while row < len(totals):
         _shape(
             logits, row, temperatures[row], top_ks[row], top_ps[row], min_ps[row], work,
             shapes, totals, only,
@@ -247,36 +256,48 @@ def _part(
                 _fill(probs, row, 0, size, np.float32(0 if total else np.nan))
                 if total:
                     probs[row, only[row]] = 1
+        mine += 1
+        row = take(counters, 0)
+    finish(counters, 0, mine, len(totals))
 
 
 @compiled(fast=False)
-def draw(
-    logits, temperatures, top_ks, top_ps, min_ps, shapes, totals, only, uniforms, tokens, probs
-):
-    """Filter each row of logits [M, V], and draw a token from it or write its probabilities.
+def find_largest(logits, tokens, bad, counters):
+    """Find each row's largest logit, the first of equals: tokens [M] int64, for logits [M, V].
 
-    Always written, each row's distribution: shapes [M, 4] float32, the largest logit, the rate of
-    `odds`, the cut of logits, the floor of odds; totals [M] int64, the sum of its weights, 0 where
-    the row is no distribution; only [M] int64, the one column that it holds, -1 for many.
-    Written unless it has no rows: tokens [M], drawn by uniforms [M]; probs [M, V], NaN in bad rows.
+    bad [M] bool: rows with NaN or +inf anywhere, or nothing above -inf; their token is 0.
     """
-    _part(
-        logits, temperatures, top_ks, top_ps, min_ps, shapes, totals, only, uniforms, tokens, probs,
-        np.int64(0), np.int64(1),
-    )  # fmt: skip
+    work = _workspace(logits.shape[1])
+    mine = 0
+    row = take(counters, 0)
+    while row < len(tokens):
+        top = _find_top(logits, row, work)
+        bad[row] = not (NEG_INF < top < INF)
+        tokens[row] = 0 if bad[row] else _first_of(logits, row, top, work[1])
+        mine += 1
+        row = take(counters, 0)
+    finish(counters, 0, mine, len(tokens))
 
 
-@compiled(fast=False, parallel=True)
-def draw_parallel(
-    logits, temperatures, top_ks, top_ps, min_ps, shapes, totals, only, uniforms, tokens, probs,
-    parts,
-):  # fmt: skip
-    """Do what `draw` does in `parts` threads. Parts are interleaved: neighbours cost the same."""
-    for part in prange(parts):
-        _part(
-            logits, temperatures, top_ks, top_ps, min_ps, shapes, totals, only, uniforms, tokens,
-            probs, np.int64(part), np.int64(parts),
-        )  # fmt: skip
+@compiled(fast=False)
+def find_bad(bits, bad, counters):
+    """Find rows that are no distribution: NaN or +inf anywhere, or nothing above -inf.
+
+    bits [M, V] uint32, those of float32 logits; bad [M] bool, written.
+    """
+    mine, minus_infinity, infinity = 0, np.uint32(0xFF800000), np.uint32(0x7F800000)
+    row = take(counters, 0)
+    while row < len(bad):
+        special, alive = False, False
+        for column in range(bits.shape[1]):
+            value = bits[row, column]
+            above = value != minus_infinity
+            alive |= above
+            special |= above & ((value & np.uint32(0x7FFFFFFF)) >= infinity)
+        bad[row] = special | (not alive)
+        mine += 1
+        row = take(counters, 0)
+    finish(counters, 0, mine, len(bad))
 
 
 @compiled(fast=False)

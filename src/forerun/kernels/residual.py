@@ -7,13 +7,13 @@ have the same bits as those that `draw` writes. Letters: p target, q draft.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from .compiling import compiled
 from .draw import lowest_power
 from .odds import GROUP, excess_group, odds_group, peak_group, portion_group, probs_group, top_group
+from .team import finish, take
 
-__all__ = ["chances", "excess", "excess_parallel", "recover", "recover_parallel"]
+__all__ = ["chances", "excess", "recover"]
 
 UNIT = 2.0**42
 
@@ -103,34 +103,23 @@ def _fill_excess(drafts, draft, size, share, work):
 
 
 @compiled(fast=False)
-def _excess_part(logits, shapes, totals, only, rows, drafts, places, shares, masses, part, parts):
-    size = logits.shape[1]
+def excess(logits, shapes, totals, only, rows, drafts, places, shares, masses, counters):
+    """Write Z = sum(max(0, share * p - q)), each column rounded down to 2^-42.
+
+    For rows [n] of the target, places [n] the rows of `drafts` that hold q, shares [n] float64.
+    Shared by whoever takes part; `counters` as `team` has them.
+    """
+    size, mine = logits.shape[1], 0
     work = _workspace(size)
-    for i in range(part, len(rows), parts):
+    i = take(counters, 0)
+    while i < len(rows):
         masses[i] = 0
         if totals[rows[i]] > 0:
             _fill_probs(logits, rows[i], shapes, totals, only, work)
             masses[i] = _fill_excess(drafts, places[i], size, shares[i], work) / UNIT
-
-
-@compiled(fast=False)
-def excess(logits, shapes, totals, only, rows, drafts, places, shares, masses):
-    """Write Z = sum(max(0, share * p - q)), each column rounded down to 2^-42.
-
-    For rows [n] of the target, places [n] the rows of `drafts` that hold q, shares [n] float64.
-    """
-    zero, one = np.int64(0), np.int64(1)
-    _excess_part(logits, shapes, totals, only, rows, drafts, places, shares, masses, zero, one)
-
-
-@compiled(fast=False, parallel=True)
-def excess_parallel(logits, shapes, totals, only, rows, drafts, places, shares, masses, parts):
-    """Do what `excess` does in `parts` threads."""
-    for part in prange(parts):
-        _excess_part(
-            logits, shapes, totals, only, rows, drafts, places, shares, masses, np.int64(part),
-            np.int64(parts),
-        )  # fmt: skip
+        mine += 1
+        i = take(counters, 0)
+    finish(counters, 0, mine, len(rows))
 
 
 @compiled(fast=False)
@@ -168,43 +157,25 @@ def _draw_residual(uniform, top, work):
 
 
 @compiled(fast=False)
-def _recover_part(
-    logits, shapes, totals, only, rows, drafts, places, shares, uniforms, tokens, part, parts
-):
-    size = logits.shape[1]
-    work = _workspace(size)
-    for i in range(part, len(rows), parts):
-        tokens[i] = 0
-        if totals[rows[i]] == 0:
-            continue
-        _fill_probs(logits, rows[i], shapes, totals, only, work)
-        _fill_excess(drafts, places[i], size, shares[i], work)
-        top = _largest(work)
-        if top == 0:  # p = q up to rounding: p itself is as good a residual
-            _fill_excess(drafts, np.int64(-1), size, 1.0, work)
-            top = _largest(work)
-        tokens[i] = _draw_residual(uniforms[i], top, work)
-
-
-@compiled(fast=False)
-def recover(logits, shapes, totals, only, rows, drafts, places, shares, uniforms, tokens):
+def recover(logits, shapes, totals, only, rows, drafts, places, shares, uniforms, tokens, counters):
     """Draw tokens [n] from norm(max(0, share * p - q)) by uniforms [n]; from p if that is nothing.
 
     For rows [n] of the target, places [n] the rows of `drafts` that hold q; -1: q is 0, share 1.
+    Shared by whoever takes part; `counters` as `team` has them.
     """
-    _recover_part(
-        logits, shapes, totals, only, rows, drafts, places, shares, uniforms, tokens, np.int64(0),
-        np.int64(1),
-    )  # fmt: skip
-
-
-@compiled(fast=False, parallel=True)
-def recover_parallel(
-    logits, shapes, totals, only, rows, drafts, places, shares, uniforms, tokens, parts
-):
-    """Do what `recover` does in `parts` threads."""
-    for part in prange(parts):
-        _recover_part(
-            logits, shapes, totals, only, rows, drafts, places, shares, uniforms, tokens,
-            np.int64(part), np.int64(parts),
-        )  # fmt: skip
+    size, mine = logits.shape[1], 0
+    work = _workspace(size)
+    i = take(counters, 0)
+    while i < len(rows):
+        tokens[i] = 0
+        if totals[rows[i]] > 0:
+            _fill_probs(logits, rows[i], shapes, totals, only, work)
+            _fill_excess(drafts, places[i], size, shares[i], work)
+            top = _largest(work)
+            if top == 0:  # p = q up to rounding: p itself is as good a residual
+                _fill_excess(drafts, np.int64(-1), size, 1.0, work)
+                top = _largest(work)
+            tokens[i] = _draw_residual(uniforms[i], top, work)
+        mine += 1
+        i = take(counters, 0)
+    finish(counters, 0, mine, len(rows))

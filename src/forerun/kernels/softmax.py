@@ -81,14 +81,18 @@ def soften(_context, scores, at, count, top):
 
 @intrinsic
 def gate(_context, gate_up, gate_at, up_at, out, out_at, count):
-    """out[i] = silu(gate[i]) * up[i] for `count` stored elements, a multiple of 16."""
+    """out[i] = silu(gate[i]) * up[i] for `count` stored elements, a multiple of 16.
+
+    Rounded as `gate_up` is stored, whatever `out` is.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array, first, second, target, place, length = args
         stored = F32 if signature.args[0].dtype == types.float32 else I16
         gates = pointer(context, builder, signature.args[0], array, first, stored)
         ups = pointer(context, builder, signature.args[0], array, second, stored)
-        outs = pointer(context, builder, signature.args[3], target, place, stored)
+        kept = F32 if signature.args[3].dtype == types.float32 else I16
+        outs = pointer(context, builder, signature.args[3], target, place, kept)
         lanes = length.type(LANES)
 
         def body(index: Any, totals: list[Any]) -> list[Any]:
@@ -97,6 +101,8 @@ def gate(_context, gate_up, gate_at, up_at, out, out_at, count):
             if stored != F32:
                 active = round_bf16(builder, active)
             product = builder.fmul(active, load_stored(builder, ups, at))
+            if stored != F32:
+                product = round_bf16(builder, product)
             store_rounded(builder, product, outs, at)
             return totals
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["narrow", "widen"]
+__all__ = ["narrow", "settle", "widen"]
 
 LANES = 16
+# Whether one register holds 16 lanes; there are 32 such registers then, else 16 of half the size.
+WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 
 F32, I32, I16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 VEC_F32, VEC_I32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
@@ -57,6 +60,12 @@ def _narrow(value, like):
     if like.dtype == types.uint16:
         return lambda value, like: _round_bf16(value)
     return lambda value, like: value
+
+
+@njit(inline="always")
+def settle(value, like):
+    """Round a float32 to what the format of the array `like` can hold, still as float32."""
+    return widen(narrow(value, like))
 
 
 @njit(inline="always")

@@ -6,44 +6,23 @@ compiled once per machine and number format and kept on disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..cache.kv_cache import KVCache
 from ..kernels import attention, pointwise
 from ..kernels.pool import POOL
-from ..kernels.tiles import KEY_BLOCK, TILE_ROWS
 from ..types import ForwardInput
+from .arrays import EVERYTHING, Array, StepPlan, plan_step, view, view_optional
 from .ops import AttentionShape, Rotary
 
 __all__ = ["NumbaOps"]
 
-UNIT_TOKENS = 64  # tokens of one request that share a unit of attention work
 # From how many rows on a kernel is worth waking the other threads. Fewer parallel sections are also
 # kinder where processors are shared: each of them waits for its slowest thread.
 PARALLEL_ROWS = 33
-EVERYTHING = 1 << 40  # a window that no context exceeds
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    positions: Array  # [N]
-    slots: Array  # [N]
-    tables: Array  # [B, max_blocks]
-    units: Array
-    token_units: Array
-    queries: Array  # scratch, see kernels.attention
-    partial: Array
-    tops: Array
-    totals: Array
 
 
 class NumbaOps:
@@ -52,7 +31,7 @@ class NumbaOps:
     def __init__(self, rotary: Rotary, shape: AttentionShape, num_threads: int) -> None:
         self._cos, self._sin = rotary.cos.numpy(), rotary.sin.numpy()
         self._shape = shape
-        self._step: _Step | None = None
+        self._step: StepPlan | None = None
         self._cache: KVCache | None = None
         self._layers: list[tuple[Array, Array]] = []
         self._num_threads = min(num_threads, int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
@@ -67,20 +46,7 @@ class NumbaOps:
             ]
         groups, size = self._shape.num_kv_heads, self._shape.head_size
         share = self._shape.num_heads // groups
-        positions, starts = step.positions.numpy(), step.starts.numpy()
-        tables = step.block_tables.numpy()
-        owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        slots = tables[owner, positions // KEY_BLOCK] * KEY_BLOCK + positions % KEY_BLOCK
-        units, token_units, num_rows = attention.plan_units(
-            starts, positions, share, groups, UNIT_TOKENS
-        )
-        # The last tile of a head's rows may read beyond them: four rows of padding.
-        queries = np.zeros((groups, len(positions) * share + TILE_ROWS, size), np.float32)
-        partial = np.empty((num_rows, size), np.float32)
-        tops, totals = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32)
-        self._step = _Step(
-            positions, slots, tables, units, token_units, queries, partial, tops, totals
-        )
+        self._step = plan_step(step, groups, share, size)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self.add_norm(x.clone(), torch.zeros_like(x), weight, eps)
@@ -123,16 +89,3 @@ class NumbaOps:
                 view(out),
             )  # fmt: skip
         return out
-
-
-def view(tensor: Tensor) -> Array:
-    """See a CPU tensor as a numpy array without a copy; bfloat16 as its bits."""
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    array: Array = tensor.numpy()
-    return array
-
-
-def view_optional(tensor: Tensor | None, like: Tensor) -> Array:
-    """The same for weights that a model may lack: an empty array then."""
-    return view(like.new_empty(0) if tensor is None else tensor)

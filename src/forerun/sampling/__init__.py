@@ -6,7 +6,7 @@ from .filters import FilterParams, bad_rows, filtered_probs, filtered_weights
 from .logprobs import processed_logprobs, raw_logprobs, read_logprobs
 from .noise import Stream, derive_seed, uniforms
 from .rules import RULES, Chooser, Noise, Rule, choose_by_drafts, make_chooser
-from .sampler import sample_and_check, sample_from_probs, sample_tokens
+from .sampler import argmax_and_check, sample_and_check, sample_from_probs, sample_tokens
 
 __all__ = [
     "RULES",
@@ -22,6 +22,7 @@ __all__ = [
     "accept_samples",
     "accept_tokens",
     "adjust_logits",
+    "argmax_and_check",
     "bad_rows",
     "choose_by_drafts",
     "collect_adjustments",

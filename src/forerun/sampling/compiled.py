@@ -20,7 +20,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .filters import FilterParams
 
-__all__ = ["MAX_VOCABULARY", "Rows", "fits", "probabilities", "sample", "weights"]
+__all__ = [
+    "MAX_VOCABULARY",
+    "Rows",
+    "bad_rows",
+    "fits",
+    "largest",
+    "probabilities",
+    "sample",
+    "weights",
+]
 
 # From how many numbers on it is worth waking the other threads.
 PARALLEL_SIZE = 1 << 18
@@ -55,7 +64,7 @@ class Rows:
 
         size = self.logits.shape[1]
         run(
-            draw.draw, draw.draw_parallel, self.logits.size,
+            draw.draw, self.logits.size,
             self.logits, *self._filters, self.shapes, self.totals, self.only,
             np.empty(0) if uniforms is None else uniforms.numpy(),
             np.empty(0, np.int64) if tokens is None else tokens.numpy(),
@@ -86,7 +95,7 @@ class Rows:
 
         masses = torch.empty(shares.shape, dtype=torch.float64)
         run(
-            residual.excess, residual.excess_parallel, len(rows) * self.logits.shape[1],
+            residual.excess, len(rows) * self.logits.shape[1],
             *self._found, rows.numpy(), _matrix(drafts), places.numpy(), shares.numpy(),
             masses.numpy(),
         )  # fmt: skip
@@ -100,7 +109,7 @@ class Rows:
 
         tokens = torch.empty(rows.shape, dtype=torch.int64)
         run(
-            residual.recover, residual.recover_parallel, len(rows) * self.logits.shape[1],
+            residual.recover, len(rows) * self.logits.shape[1],
             *self._found, rows.numpy(), _matrix(drafts), places.numpy(), shares.numpy(),
             noise.contiguous().numpy(), tokens.numpy(),
         )  # fmt: skip
@@ -138,21 +147,33 @@ def weights(logits: Tensor, params: FilterParams) -> Tensor:  # -> [M, V] int64
     return result
 
 
-def run(serial: Callable[..., Any], parallel: Callable[..., Any], size: int, *args: Any) -> None:
-    """Run a kernel in as many threads as torch and numba may use here, if `size` is worth it."""
-    import numba
+def bad_rows(logits: Tensor) -> Tensor:  # [M, V] -> [M] bool
+    """Find rows that are no distribution: NaN or +inf anywhere, or nothing above -inf."""
+    from ..kernels import draw
 
-    from ..kernels.pool import POOL
+    values = logits.detach().float().contiguous().numpy()
+    bad = np.empty(len(values), np.bool_)
+    run(draw.find_bad, values.size, values.view(np.uint32), bad)
+    return torch.from_numpy(bad)
 
-    if size < PARALLEL_SIZE or torch.get_num_threads() == 1:
-        serial(*args)
-        return
-    with POOL:
-        parts = min(numba.get_num_threads(), torch.get_num_threads())
-        if parts > 1:
-            parallel(*args, parts)
-            return
-    serial(*args)
+
+def largest(logits: Tensor) -> tuple[list[int], list[bool]]:
+    """Find each row's largest logit, the first of equals, and whether the row is bad."""
+    from ..kernels import draw
+
+    values = logits.detach().float().contiguous().numpy()
+    tokens, bad = np.empty(len(values), np.int64), np.empty(len(values), np.bool_)
+    run(draw.find_largest, values.size, values, tokens, bad)
+    return tokens.tolist(), bad.tolist()
+
+
+def run(kernel: Callable[..., Any], size: int, *args: Any) -> None:
+    """Run a kernel that shares its work in as many threads as torch has, if `size` is worth it."""
+    from ..kernels.team import new_counters
+    from ..kernels.workers import shared_workers
+
+    count = torch.get_num_threads() if size >= PARALLEL_SIZE else 1
+    shared_workers(count).run(kernel, *args, new_counters(1))
 
 
 def _matrix(drafts: Tensor) -> NDArray[np.float32]:  # [n, V]

@@ -121,6 +121,8 @@ class FilterParams:
 
 def bad_rows(logits: Tensor) -> Tensor:  # [M, V] -> [M] bool
     """Find rows that are no distribution: NaN or +inf anywhere, or nothing above -inf."""
+    if compiled.fits(logits):
+        return compiled.bad_rows(logits)
     return ~logits.amax(-1).isfinite()  # amax hands NaN on
 
 

@@ -12,7 +12,13 @@ from torch import Tensor
 from . import compiled
 from .filters import FilterParams, bad_rows, filtered_weights, torch_weights, whole
 
-__all__ = ["sample_and_check", "sample_from_probs", "sample_tokens", "torch_sample"]
+__all__ = [
+    "argmax_and_check",
+    "sample_and_check",
+    "sample_from_probs",
+    "sample_tokens",
+    "torch_sample",
+]
 
 MAX_NARROW = 1024  # above this many candidates the whole vocabulary is no dearer
 TIE_COLUMNS = 24  # candidates beside the k asked for, for ties at the cut
@@ -26,6 +32,17 @@ def sample_tokens(logits: Tensor, params: FilterParams, uniforms: Tensor) -> Ten
     if compiled.fits(logits):
         return sample_and_check(logits, params, uniforms)[0]
     return torch_sample(logits, params, uniforms)
+
+
+def argmax_and_check(logits: Tensor) -> tuple[list[int], list[bool]]:
+    """Find each row's likeliest token, the first of equals, and which rows are `bad_rows`.
+
+    What `sample_and_check` gives at temperature 0, at a tenth of the calls; a bad row's is token 0.
+    """
+    if compiled.fits(logits):
+        return compiled.largest(logits)
+    bad = bad_rows(logits)
+    return logits.argmax(-1).masked_fill(bad, 0).tolist(), bad.tolist()
 
 
 def sample_and_check(

@@ -12,8 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.draw_slow import UNIT, crossing_of, odds_of, token_at, weights_of
 
-from forerun.kernels.draw import draw, draw_parallel
+from forerun.kernels.draw import draw
 from forerun.kernels.select import COUNTS, WEIGHS, crossing
+from forerun.kernels.team import new_counters
+from forerun.kernels.workers import Workers
 from forerun.params import SamplingParams
 from forerun.sampling import (
     FilterParams,
@@ -171,23 +173,37 @@ def test_a_row_is_the_same_alone_and_in_a_crowd(size: int) -> None:
         assert torch.equal(filtered_probs(batch.logits[alone], params)[0], probs[i])
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_parallel_equals_serial(parts: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_shared_equals_alone(threads: int) -> None:
     batch = real_like(44, seed=4, size=3000)
     filters = batch.params
     results = []
-    for kernel, more in ((draw, ()), (draw_parallel, (parts,))):
+    for run in (lambda kernel, *args: kernel(*args), Workers(threads).run):
         outputs = (
             np.empty((44, 4), np.float32), np.empty(44, np.int64), np.empty(44, np.int64),
             batch.noise.numpy(), np.empty(44, np.int64), np.empty((44, 3000), np.float32),
         )  # fmt: skip
-        kernel(
-            batch.logits.numpy(), filters.temperatures.numpy(), filters.top_ks.numpy(),
-            filters.top_ps.numpy(), filters.min_ps.numpy(), *outputs, *more,
+        run(
+            draw, batch.logits.numpy(), filters.temperatures.numpy(), filters.top_ks.numpy(),
+            filters.top_ps.numpy(), filters.min_ps.numpy(), *outputs, new_counters(1),
         )  # fmt: skip
         results.append(outputs)
     for one, other in zip(*results, strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 100, 49_152])
+def test_bad_rows_are_those_that_torch_finds(size: int) -> None:
+    specials = [0.0, -0.0, INF, -INF, math.nan, -math.nan, 3.4e38, -3.4e38, 1e-45]
+    rows = torch.zeros(4 * len(specials) + 1, size)
+    for index, special in enumerate(specials):
+        rows[4 * index, 0] = special
+        rows[4 * index + 1, -1] = special
+        rows[4 * index + 2] = special
+        rows[4 * index + 3] = -INF
+        rows[4 * index + 3, size // 2] = special
+    assert torch.equal(bad_rows(rows), ~rows.amax(-1).isfinite())
+    assert bad_rows(rows[:0]).shape == (0,)
 
 
 def test_odds_are_as_exact_as_they_say() -> None:
@@ -248,8 +264,9 @@ def test_rules_decide_the_same_from_logits_and_from_probabilities(
     size: int, parallel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if parallel:
+        workers = Workers(3)
         monkeypatch.setattr(
-            compiled, "run", lambda serial, parallel, size, *args: parallel(*args, 3)
+            compiled, "run", lambda kernel, size, *args: workers.run(kernel, *args, new_counters(1))
         )
     num_requests, num_drafts = 33, 5
     generator = torch.Generator().manual_seed(size)

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from forerun.device import has_fast_bf16
 from forerun.errors import ConfigError, ModelFileError
+from forerun.model import decoder as decoder_module
 from forerun.model.arch import ModelConfig
+from forerun.model.decoder import choose_kernels
 from forerun.model.loader import ModelFiles, open_model
-from forerun.model.transformer import choose_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FAST_BF16 = has_fast_bf16(CPU)
@@ -141,8 +142,9 @@ def shaped(config: ModelConfig, **changes: int) -> ModelConfig:
 @pytest.mark.parametrize(
     ("name", "device", "dtype", "changes", "block_size", "expected"),
     [
-        ("auto", CPU, torch.float32, {}, 32, "numba"),
-        ("auto", CPU, torch.bfloat16, {"head_size": 256}, 32, "numba"),
+        ("auto", CPU, torch.float32, {}, 32, "compiled"),
+        ("auto", CPU, torch.bfloat16, {"head_size": 256}, 32, "compiled"),
+        ("auto", CPU, torch.float32, {"hidden_size": 200}, 32, "numba"),
         ("auto", CPU, torch.float16, {}, 32, "torch"),
         ("auto", CPU, torch.float32, {"head_size": 80}, 32, "torch"),
         ("auto", CPU, torch.float32, {"head_size": 16}, 32, "torch"),
@@ -151,10 +153,17 @@ def shaped(config: ModelConfig, **changes: int) -> ModelConfig:
         ("auto", CUDA, torch.bfloat16, {}, 32, "torch"),
         ("torch", CPU, torch.float32, {}, 32, "torch"),
         ("numba", CPU, torch.bfloat16, {}, 32, "numba"),
+        ("compiled", CPU, torch.bfloat16, {}, 32, "compiled"),
     ],
 )
-def test_kernels_are_chosen_by_what_fits(llama, name, device, dtype, changes, block_size, expected):
+@pytest.mark.parametrize("amx", [False, True])
+def test_kernels_are_chosen_by_what_fits(
+    llama, monkeypatch, amx, name, device, dtype, changes, block_size, expected
+):
+    monkeypatch.setattr(decoder_module, "has_amx", lambda: amx)
     config = shaped(llama.config, **changes)
+    if amx and name == "auto" and expected == "compiled":
+        expected = "numba"  # tiles multiply faster than vectors
     assert choose_kernels(name, device, dtype, config, block_size) == expected
 
 
@@ -168,17 +177,20 @@ def test_kernels_are_chosen_by_what_fits(llama, name, device, dtype, changes, bl
         (CPU, torch.float32, {}, 64, "64"),
     ],
 )
-def test_numba_where_it_cannot_run_is_refused(llama, device, dtype, changes, block_size, named):
+@pytest.mark.parametrize("name", ["numba", "compiled"])
+def test_kernels_where_they_cannot_run_are_refused(
+    llama, name, device, dtype, changes, block_size, named
+):
     config = shaped(llama.config, **changes)
     with pytest.raises(ConfigError, match="kernels='auto'") as caught:
-        choose_kernels("numba", device, dtype, config, block_size)
+        choose_kernels(name, device, dtype, config, block_size)
     assert named in str(caught.value)
 
 
 # --- rows --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "numba", "compiled"])
 @pytest.mark.parametrize("rows", [[], [0], [5], [0, 2, 5], [3, 4, 5]])
 def test_only_the_rows_asked_for_are_projected(llama, kernels, rows):
     decoder = make_decoder(llama.config, llama.weights, kernels)
@@ -191,7 +203,8 @@ def test_only_the_rows_asked_for_are_projected(llama, kernels, rows):
     assert torch.allclose(found[1], found[0][rows], atol=1e-5)
 
 
-def test_the_two_kernels_agree_in_bf16(files):
+@pytest.mark.parametrize("fast", ["numba", "compiled"])
+def test_fast_kernels_agree_with_torch_in_bf16(files, fast):
     # Norms, rotations and activations round at the same places: the rest is the order of sums.
     prompts = [random_prompt(length, seed=length) for length in (1, 33, 300)]
     results = [
@@ -201,7 +214,7 @@ def test_the_two_kernels_agree_in_bf16(files):
             )
         )
         for kernels, dtype in [
-            ("numba", torch.bfloat16), ("torch", torch.bfloat16), ("torch", torch.float32)
+            (fast, torch.bfloat16), ("torch", torch.bfloat16), ("torch", torch.float32)
         ]
     ]  # fmt: skip
     ours, twin, exact = results
@@ -211,7 +224,7 @@ def test_the_two_kernels_agree_in_bf16(files):
     assert errors[0] < errors[1] * 1.2
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "numba", "compiled"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rubbish_in_the_cache_changes_nothing(files, kernels, dtype):
     # The harness draws other rubbish, and scatters blocks otherwise, for each seed.
@@ -235,13 +248,18 @@ def test_what_was_drafted_and_dropped_leaves_no_trace(files):
         assert torch.allclose(logits[0], expected[position], atol=1e-5)
 
 
-@NEEDS_BF16
-@pytest.mark.parametrize(("context", "num_threads"), [(20, 1), (250, 2)])
-def test_a_row_has_the_same_bits_in_any_company(files, context, num_threads):
-    torch.set_num_threads(num_threads)
-    decoder = make_decoder(
-        files.config, files.weights, "numba", torch.bfloat16, num_threads=num_threads
-    )
+@pytest.mark.parametrize(("context", "num_threads"), [(20, 1), (250, 2), (130, 5)])
+@pytest.mark.parametrize(
+    ("kernels", "dtype"),
+    [
+        pytest.param("numba", torch.bfloat16, marks=NEEDS_BF16),
+        ("compiled", torch.bfloat16),
+        ("compiled", torch.float32),
+    ],
+)
+def test_a_row_has_the_same_bits_in_any_company(files, kernels, dtype, context, num_threads):
+    torch.set_num_threads(min(num_threads, 2))
+    decoder = make_decoder(files.config, files.weights, kernels, dtype, num_threads=num_threads)
     tokens = random_prompt(context + 16, seed=context)
     stranger_prompts = [random_prompt(length, seed=length) for length in (7, 64, 270)]
     harness = Harness(decoder, num_blocks=64)

@@ -1,8 +1,7 @@
-"""One decoder for every supported family: Llama, Mistral, SmolLM2, Qwen2, Qwen3.
+"""The decoder as a row of layers: linear layers of a library, and `Ops` for what lies between.
 
-What differs between families is data (biases, head norms, windows, rotary scaling), never a
-subclass. Nothing here knows about requests, drafts or sampling: verification is this forward
-pass over a few more rows.
+Runs on every device and in every format. What it computes is told here most plainly; the compiled
+pass (`compiled`) is its fast twin on the CPU.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..cache.kv_cache import CacheShape, KVCache
-from ..errors import ConfigError, ModelFileError
 from ..types import ForwardInput
 from .arch import ModelConfig, rope_frequencies
 from .bits import ExactRows, Shape, in_pieces
 from .linear import Linear, pack_linear
 from .ops import AttentionShape, Ops, Rotary, TorchOps
+from .reader import WeightReader
 from .weights import WeightSource
 
-__all__ = ["Decoder", "choose_kernels", "linear_shapes"]
-
-KEY_BLOCK = 32  # positions of a cache block that the compiled kernels are written for
+__all__ = ["LayeredDecoder", "linear_shapes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class _Layer:
     down: Linear  # [F] -> [E]
 
 
-class Decoder:
+class LayeredDecoder:
     """The target's weights and its forward pass."""
 
     def __init__(
@@ -48,14 +45,13 @@ class Decoder:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        kernels: str = "auto",
-        max_positions: int | None = None,
-        num_threads: int = 1,
-        block_size: int = KEY_BLOCK,
+        kernels: str,
+        max_positions: int,
+        num_threads: int,
         exact: ExactRows | None = None,
         most_rows: int | None = None,
     ) -> None:
-        """Read the weights, laid out for the device.
+        """Read the weights, laid out for the device; `kernels` is torch or numba.
 
         `exact` has rows keep their bits in any company; `most_rows` is what a step can hold then.
 
@@ -68,18 +64,18 @@ class Decoder:
         self._max_rows = None if exact is None or most_rows is None else exact.max_rows
         if self._max_rows is not None and most_rows is not None and self._max_rows >= most_rows:
             self._max_rows = None  # nothing is ever cut
-        reader = _Reader(weights, device, dtype, exact)
+        reader = WeightReader(weights, device, dtype)
+        packer = _Packer(reader, exact)
         size = config.hidden_size
         self._embedding = reader.read("model.embed_tokens.weight", config.vocab_size, size)
-        self._layers = [_read_layer(reader, config, index) for index in range(config.num_layers)]
+        self._layers = [_read_layer(packer, config, index) for index in range(config.num_layers)]
         self._final_norm = reader.read("model.norm.weight", size)
         table = self._embedding
         if not config.tie_embeddings:
             table = reader.read("lm_head.weight", config.vocab_size, size)
-        self._head = reader.pack(table, None)
-        positions = max_positions or config.max_positions
-        rotary = Rotary.from_frequencies(rope_frequencies(config), positions)
-        self.kernels = choose_kernels(kernels, device, dtype, config, block_size)
+        self._head = packer.pack(table, None)
+        rotary = Rotary.from_frequencies(rope_frequencies(config), max_positions)
+        self.kernels = kernels
         self._ops = self._make_ops(rotary, num_threads)
 
     @property
@@ -104,7 +100,6 @@ class Decoder:
         Only rows that `step.logit_rows` names pay for the vocabulary projection.
         """
         assert cache.shape == self.cache_shape(cache.shape.block_size), "a cache of another model"
-        assert self.kernels == "torch" or cache.shape.block_size == KEY_BLOCK, "wrong block size"
         ops, eps = self._ops, self.config.norm_eps
         ops.prepare(step, cache)
         x = functional.embedding(step.token_ids, self._embedding)  # [N, E]
@@ -156,26 +151,7 @@ def linear_shapes(config: ModelConfig) -> list[Shape]:
     return [*layer * config.num_layers, (size, config.vocab_size)]
 
 
-def choose_kernels(
-    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, block_size: int
-) -> str:
-    """Turn `auto` into the compiled kernels where they apply, else torch."""
-    on_cpu = device.type == "cpu" and dtype != torch.float16
-    whole_vectors = config.head_size % 32 == 0 and config.intermediate_size % 16 == 0
-    fits = on_cpu and whole_vectors and block_size == KEY_BLOCK
-    if name == "auto":
-        return "numba" if fits else "torch"
-    if name == "numba" and not fits:
-        raise ConfigError(
-            f"kernels='numba' needs the CPU, bfloat16 or float32, a head size that is a multiple "
-            f"of 32, an intermediate size that is one of 16, and block_size={KEY_BLOCK}; here: "
-            f"{device.type}, {dtype}, {config.head_size}, {config.intermediate_size}, "
-            f"{block_size}. Use kernels='auto'"
-        )
-    return name
-
-
-def _read_layer(reader: _Reader, config: ModelConfig, index: int) -> _Layer:
+def _read_layer(packer: _Packer, config: ModelConfig, index: int) -> _Layer:
     base = f"model.layers.{index}"
     attention, mlp = f"{base}.self_attn", f"{base}.mlp"
     size, inner = config.hidden_size, config.intermediate_size
@@ -190,11 +166,11 @@ def _read_layer(reader: _Reader, config: ModelConfig, index: int) -> _Layer:
     def head_norm(name: str) -> Tensor | None:
         if not config.qk_norm:
             return None
-        return reader.read(f"{attention}.{name}.weight", config.head_size)
+        return packer.reader.read(f"{attention}.{name}.weight", config.head_size)
 
     return _Layer(
-        input_norm=reader.read(f"{base}.input_layernorm.weight", size),
-        qkv=reader.fuse(qkv, size, bias=config.qkv_bias),
+        input_norm=packer.reader.read(f"{base}.input_layernorm.weight", size),
+        qkv=packer.fuse(qkv, size, bias=config.qkv_bias),
         attention=AttentionShape(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -204,20 +180,18 @@ def _read_layer(reader: _Reader, config: ModelConfig, index: int) -> _Layer:
             k_norm=head_norm("k_norm"),
             norm_eps=config.norm_eps,
         ),
-        out=reader.fuse({f"{attention}.o_proj": size}, wide, bias=config.o_bias),
-        mlp_norm=reader.read(f"{base}.post_attention_layernorm.weight", size),
-        gate_up=reader.fuse(gate_up, size, bias=False),
-        down=reader.fuse({f"{mlp}.down_proj": size}, inner, bias=False),
+        out=packer.fuse({f"{attention}.o_proj": size}, wide, bias=config.o_bias),
+        mlp_norm=packer.reader.read(f"{base}.post_attention_layernorm.weight", size),
+        gate_up=packer.fuse(gate_up, size, bias=False),
+        down=packer.fuse({f"{mlp}.down_proj": size}, inner, bias=False),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """Read weights into place. Every buffer starts as NaN, so that a gap cannot pass."""
+class _Packer:
+    """Read linear layers in their layout, padded where bits are to be kept."""
 
-    source: WeightSource
-    device: torch.device
-    dtype: torch.dtype
+    reader: WeightReader
     exact: ExactRows | None
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -225,36 +199,6 @@ class _Reader:
         outputs, inputs = weight.shape
         return linear if self.exact is None else self.exact.pad((inputs, outputs), linear)
 
-    def read(self, name: str, *shape: int) -> Tensor:
-        return self._gather({name: shape[0]}, shape[1:])
-
     def fuse(self, parts: dict[str, int], num_inputs: int, *, bias: bool) -> Linear:
         """Stack linear layers that share their input into one."""
-        weight = self._gather(_suffixed(parts, ".weight"), (num_inputs,))
-        offset = self._gather(_suffixed(parts, ".bias"), ()) if bias else None
-        return self.pack(weight, offset)
-
-    def _gather(self, parts: dict[str, int], inner: tuple[int, ...]) -> Tensor:
-        target = torch.full(
-            (sum(parts.values()), *inner), torch.nan, dtype=self.dtype, device=self.device
-        )
-        places: tuple[Tensor, ...] = target.split(list(parts.values()))
-        for name, place in zip(parts, places, strict=True):
-            if name not in self.source.names:
-                raise ModelFileError(f"weight {name!r} is missing")
-            weight = self.source.read(name)
-            if weight.shape != place.shape:
-                raise ModelFileError(
-                    f"weight {name!r} has shape {list(weight.shape)}, expected {list(place.shape)}"
-                )
-            place.copy_(weight)
-        if not torch.isfinite(target).all():
-            raise ModelFileError(
-                f"weights {', '.join(parts)} hold NaN or infinity as {self.dtype}; the file is "
-                "damaged, or the format too narrow: try dtype='float32'"
-            )
-        return target
-
-
-def _suffixed(parts: dict[str, int], suffix: str) -> dict[str, int]:
-    return {name + suffix: rows for name, rows in parts.items()}
+        return self.pack(*self.reader.stack(parts, num_inputs, bias=bias))
