@@ -83,7 +83,7 @@ class EngineOptions:
         ),
     ] = "auto"
     kernels: Annotated[
-        str, option("--kernels", metavar="NAME", help="auto, torch or numba. Default: auto.")
+        str, option("--kernels", metavar="NAME", help="auto, compiled, numba or torch. Default: auto.")
     ] = "auto"
     threads: Annotated[
         int | None, option("--threads", metavar="N", help="Default: all processors at hand.")
