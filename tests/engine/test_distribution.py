@@ -52,7 +52,7 @@ class Plausible(Fake):
 def sample(narrow, mix, num_trials=NUM_TRIALS):
     """Generate once per seed, and count the outputs and what was accepted."""
     bench = Bench(
-        narrow.folder, Plausible(narrow.model), max_draft=2, kernels="numba", block_size=32,
+        narrow.folder, Plausible(narrow.model), max_draft=2, kernels="compiled", block_size=32,
         max_num_seqs=1024, max_num_batched_tokens=8192, max_model_len=32, kv_cache_tokens=1 << 15,
     )  # fmt: skip
     bench.core.check_integrity = lambda: None  # checked elsewhere; here it would take all the time

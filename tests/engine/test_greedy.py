@@ -17,6 +17,7 @@ from reference.drafters import (
 from reference.tiny_engine import Bench
 
 from forerun.draft.ngram import NgramDrafter
+from forerun.engine.request import Request
 from forerun.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30)
@@ -94,19 +95,39 @@ def test_ngram_drafts_change_nothing(repeating, prompts, max_draft):
         assert 0 < accepted < drafted
 
 
+@pytest.mark.parametrize("kernels", ["numba", "compiled"])
 @pytest.mark.parametrize("drafter", ["none", "oracle"])
-def test_the_compiled_kernels_give_the_same_text(tiny_compiled, prompts, drafter):
+def test_the_compiled_kernels_give_the_same_text(tiny_compiled, prompts, drafter, kernels):
     answers = tiny_compiled.answers(prompts, GREEDY)
     chosen = {
         "none": None,
         "oracle": RightThenWrong(answers, tiny_compiled.vocab_size),
     }[drafter]
-    bench = Bench(tiny_compiled.folder, chosen, kernels="numba", block_size=32)
+    bench = Bench(tiny_compiled.folder, chosen, kernels=kernels, block_size=32)
     bench.generate(prompts, GREEDY)
     assert_plain(tiny_compiled, bench.seen)
     drafted, accepted = totals(bench.seen)
     assert (drafted > 0) == (drafter != "none")
     assert (accepted > 0) == (drafter != "none")
+
+
+@pytest.mark.parametrize("poison", [False, True])
+def test_the_short_way_decides_as_the_long_one_does(repeating, prompts, monkeypatch, poison):
+    """Plain greedy batches are decided without tensors (`verify`); the slow twin is the rest."""
+    params = SamplingParams(temperature=0, max_tokens=60)
+    seen = []
+    for short in (True, False):
+        if not short:
+            monkeypatch.setattr(Request, "is_plainly_greedy", False)
+        bench = Bench(repeating.folder, NgramDrafter(1, 4), max_draft=7)
+        if poison:  # rows of one token are NaN
+            bench.decoder._embedding[prompts[2][-1]] = torch.nan
+        bench.generate(prompts, params)
+        stats = [(each.stats.num_accepted, each.stats.num_drafted) for each in bench.seen]
+        seen.append(([(each.token_ids, str(each.error)) for each in bench.seen], stats))
+        assert sum(accepted for accepted, _ in stats) > 0
+        assert any(each.error for each in bench.seen) == poison
+    assert seen[0] == seen[1]
 
 
 def test_a_draft_that_is_nearly_as_likely_is_still_rejected(tiny, prompts):

@@ -680,7 +680,8 @@ def test_logprobs_with_and_without_speculation(tiny, scored, kind):
             near(logprobs_of(each), logprobs_of(want), 3e-5)  # float32: one unit is 1e-6
 
 
-def test_logprobs_are_equal_to_the_bit_where_bits_are_exact(tiny_compiled, prompts):
+@pytest.mark.parametrize("kernels", ["numba", "compiled"])
+def test_logprobs_are_equal_to_the_bit_where_bits_are_exact(tiny_compiled, prompts, kernels):
     twin = Twin(tiny_compiled)
     mixed = [
         twin.case("scored", prompt, replace(base, logprobs=5, logprobs_mode=mode, seed=3))
@@ -688,7 +689,7 @@ def test_logprobs_are_equal_to_the_bit_where_bits_are_exact(tiny_compiled, promp
         for base in (BASE, WARM)
         for mode in ("raw", "processed")
     ]
-    options = {"exact_bits": "on", "kernels": "numba", "block_size": 32, "kv_cache_tokens": 4096}
+    options = {"exact_bits": "on", "kernels": kernels, "block_size": 32, "kv_cache_tokens": 4096}
     plain = run(tiny_compiled, mixed, **options)
     generated = run(tiny_compiled, mixed, Guesser(tiny_compiled, mixed, "turns"), **options)
     assert totals(generated)["num_accepted"] > 0

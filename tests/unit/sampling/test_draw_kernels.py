@@ -21,6 +21,7 @@ from forerun.sampling import (
     FilterParams,
     accept_block,
     accept_tokens,
+    argmax_and_check,
     bad_rows,
     compiled,
     filtered_probs,
@@ -204,6 +205,22 @@ def test_bad_rows_are_those_that_torch_finds(size: int) -> None:
         rows[4 * index + 3, size // 2] = special
     assert torch.equal(bad_rows(rows), ~rows.amax(-1).isfinite())
     assert bad_rows(rows[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000])
+def test_the_largest_logit_is_the_first_of_equals(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    rows = torch.randint(-3, 4, (60, size), generator=generator).float()  # full of ties
+    rows[5], rows[6, -1], rows[7, 0], rows[8, size // 2] = -INF, math.nan, INF, -INF
+    rows[9] = -0.0
+    rows[9, -1] = 0.0
+    tokens, bad = argmax_and_check(rows)
+    assert bad == bad_rows(rows).tolist()
+    greedy = FilterParams.from_params([SamplingParams(temperature=0)] * 60)
+    drawn, _ = sample_and_check(rows, greedy, torch.full((60,), 0.5, dtype=torch.float64))
+    for row, token in enumerate(tokens):
+        assert token == (0 if bad[row] else int(rows[row].argmax()))
+        assert bad[row] or token == int(drawn[row])
 
 
 def test_odds_are_as_exact_as_they_say() -> None:
