@@ -78,12 +78,14 @@ class EngineConfig(_Strict):
     num_threads: int | None = None  # None: the processors this process may use
     exact_bits: str = "auto"  # auto, on, off: logits whose bits depend on nothing beside them
     kernels: str = "auto"  # auto, compiled, numba, torch: who computes a pass (model/decoder)
+    quantize: str = "none"  # none, int8: weights of fewer bits, which change what the model says
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", "bfloat16", "float16", "float32"))
         _check_choice("exact_bits", self.exact_bits, ("auto", "on", "off"))
         _check_choice("kernels", self.kernels, ("auto", "torch", "numba", "compiled"))
+        _check_choice("quantize", self.quantize, ("none", "int8"))
         if not isinstance(self.enable_prefix_caching, bool):
             raise ConfigError(
                 f"enable_prefix_caching={self.enable_prefix_caching!r} is not true or false"

@@ -43,6 +43,7 @@ def settings_of(options: EngineOptions) -> dict[str, Any]:
         "dtype": options.dtype,
         "exact_bits": options.exact_bits,
         "kernels": options.kernels,
+        "quantize": options.quantize,
         "max_model_len": options.max_model_len,
         "num_threads": options.threads,
     }

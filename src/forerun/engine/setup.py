@@ -19,6 +19,7 @@ from ..model.decoder import choose_kernels, load_decoder
 from ..model.layered import linear_shapes
 from ..model.loader import ModelFiles
 from ..text import TextCodec
+from . import memory
 from .runner import TargetRunner
 from .scheduler import Scheduler
 
@@ -75,7 +76,7 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
 
     Raises:
         ConfigError: a setting does not fit the model.
-        CapacityError: the cache cannot hold one request of the longest context.
+        CapacityError: memory is too small for the weights, or the cache for one request.
     """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
@@ -83,6 +84,7 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
     max_model_len = _context_length(config.max_model_len, files.config.max_positions)
     exact_bits = choose_exact_bits(files.config, config, device, dtype)
     exact_rows = exact_bits.rows if exact_bits.enabled else None
+    _require_memory(files, config, device, dtype, max_model_len)
     decoder = load_decoder(
         files.config,
         files.weights,
@@ -94,8 +96,15 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
         block_size=config.block_size,
         exact=exact_rows,
         most_rows=config.max_num_batched_tokens,
+        quantize=config.quantize,
     )
     files.weights.close()
+    if config.quantize != "none":
+        logger.warning(
+            "weights are rounded to %s: the model answers differently than in its own format "
+            "(speculation changes nothing, this does)",
+            config.quantize,
+        )
     shape = decoder.cache_shape(config.block_size)
     num_blocks = _count_blocks(config, shape, max_model_len, device)
     scheduler = Scheduler(
@@ -120,6 +129,42 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
     )
 
 
+def _require_memory(
+    files: ModelFiles,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+) -> None:
+    """Refuse a model that cannot fit before any of it is read."""
+    model = files.config
+    kernels = choose_kernels(
+        config.kernels, device, dtype, model, config.block_size, config.quantize
+    )
+    weight_bytes = dtype.itemsize
+    if config.quantize == "int8":
+        weight_bytes = 1
+    elif kernels == "compiled" and files.weights.dtype("model.embed_tokens.weight") == "BF16":
+        weight_bytes = 2
+    packed_twice = kernels == "numba" and model.tie_embeddings
+    shape = CacheShape(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        block_size=config.block_size,
+        dtype=dtype,
+    )
+    needs = memory.estimate(
+        model,
+        config,
+        shape,
+        max_model_len=max_model_len,
+        weight_bytes=weight_bytes,
+        table_copies=1 if packed_twice else 0,
+    )
+    memory.require(needs, memory.available_bytes(device), model)
+
+
 def choose_exact_bits(
     model: ModelConfig, config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> ExactBits:
@@ -130,7 +175,9 @@ def choose_exact_bits(
     """
     if config.exact_bits == "off":
         return ExactBits(False, "switched off", None)
-    kernels = choose_kernels(config.kernels, device, dtype, model, config.block_size)
+    kernels = choose_kernels(
+        config.kernels, device, dtype, model, config.block_size, config.quantize
+    )
     if kernels == "compiled":
         return ExactBits(True, "every sum of a compiled pass is taken in one order", None)
     if kernels != "numba":
@@ -209,7 +256,9 @@ def _count_blocks(
 
 
 def _cache_budget_bytes(device: torch.device) -> int:
+    free = memory.available_bytes(device)
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return int((free or 0) * CUDA_CACHE_SHARE)
+    if free is None:  # no /proc: the system's own count of unused pages
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(int(free * CPU_CACHE_SHARE), MAX_DEFAULT_CACHE_BYTES)

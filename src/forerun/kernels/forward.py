@@ -12,6 +12,7 @@ parallel section; `team` says how its parts are shared.
     out        mixed, projected, added to x
     norm       x to h
     gate_up    h to silu(gate) * up, `active`
+    round      active to whole numbers, for weights of eight bits (`integers`)
     down       active, projected, added to x
     next       x to h for the next layer, or for the vocabulary those rows that are asked for
     head       to logits
@@ -31,9 +32,18 @@ from numpy.typing import NDArray
 
 from .attention import attend_unit, merge_token, rotate_token
 from .compiling import FAST, compiled
-from .matrix import PANEL, ROW_BLOCK, STRIP, add_product, product
-from .softmax import gate
+from .matrix import PANEL
+from .phases import (
+    add_matrix_phase,
+    choose,
+    chunk_of,
+    gate_phase,
+    matrix_phase,
+    prepare,
+    round_phase,
+)
 from .team import finish, take
+from .tiles import TILE_ROWS
 from .vector import narrow, settle, widen
 
 __all__ = [
@@ -45,7 +55,7 @@ __all__ = [
     "num_phases",
 ]
 
-PHASES_PER_LAYER = 9
+PHASES_PER_LAYER = 10
 
 Array = NDArray[Any]
 
@@ -54,16 +64,22 @@ class Weights(NamedTuple):
     """A model's weights; matrices in panels (`matrix`), other numbers in the storage format."""
 
     embedding: Array  # [1, panels, .., 16]: token t is output t
+    embedding_scales: Array
     qkv: Array  # [layers, panels, .., 16]
     qkv_bias: Array  # [layers, outputs] float32, like all biases; zeros where a model has none
+    qkv_scales: Array  # [layers, outputs] float32 of 8-bit weights; else [layers, 0]
     out: Array
     out_bias: Array
+    out_scales: Array
     gate_up: Array  # all gates' panels, then all ups'
     gate_up_bias: Array
+    gate_up_scales: Array
     down: Array
     down_bias: Array
+    down_scales: Array
     head: Array  # [1, panels, .., 16]
     head_bias: Array
+    head_scales: Array
     input_norms: Array  # [layers + 1, E]; the last one is the final norm
     mlp_norms: Array  # [layers, E]
     q_norms: Array  # [layers, D], or [layers, 0] where a model has none
@@ -98,6 +114,10 @@ class Scratch(NamedTuple):
     mixed: Array  # [N, H * D]
     active: Array  # [N, F]
     logits: Array  # [M, panels of the vocabulary * 16]
+    whole_h: Array  # for 8-bit weights h, mixed, active as whole numbers, int16; else empty
+    whole_mixed: Array
+    whole_active: Array
+    row_scales: Array  # [max(N, M)] float32
     counters: Array  # [phases, 16] int64 zeros
 
 
@@ -121,11 +141,16 @@ def _norm_row(x, t, weights, layer, eps, out, row):
 
 
 @njit(nogil=True)
-def embed_token(token, table, x, t):
+def embed_token(token, table, scales, x, t):
     """Read a token's row from panels, in which it is one lane of many vectors."""
     panel, lane = token // PANEL, token % PANEL
     width = x.shape[1]
-    if table.shape[2] * 2 == width:  # two inputs in one number
+    if table.shape[3] == 2 * PANEL:  # whole numbers of 8 bits, in pairs
+        scale = scales[0, token]
+        for i in range(width):
+            value = np.float32(table[0, panel, i // 2, 2 * lane + i % 2]) * scale
+            x[t, i] = narrow(np.float32(value), x)
+    elif table.shape[2] * 2 == width:  # two inputs in one number
         for i in range(table.shape[2]):
             pair = np.uint32(table[0, panel, i, lane])
             x[t, 2 * i] = narrow(widen(np.uint16(pair & np.uint32(0xFFFF))), x)
@@ -136,105 +161,33 @@ def embed_token(token, table, x, t):
 
 
 @njit(inline="always")
-def _cut(part, num_strips, num_panels, num_rows):
-    """What a part of a matrix phase holds: (first row, end row, first panel, end panel)."""
-    block, strip = part // num_strips, part % num_strips
-    first = block * ROW_BLOCK
-    panel = strip * STRIP
-    return first, min(first + ROW_BLOCK, num_rows), panel, min(panel + STRIP, num_panels)
-
-
-@njit(inline="always")
-def _count(num_panels, num_rows):
-    """Count the strips of a matrix and the parts of its phase."""
-    strips = (num_panels + STRIP - 1) // STRIP
-    return strips, strips * ((num_rows + ROW_BLOCK - 1) // ROW_BLOCK)
-
-
-@njit(inline="always")
-def _matrix_phase(counters, phase, x, num_rows, packed, layer, bias, out, stride):
-    """out = x W^T + b."""
-    num_panels, mine = packed.shape[1], 0
-    strips, parts = _count(num_panels, num_rows)
-    part = take(counters, phase)
-    while part < parts:
-        first, end, panel, end_panel = _cut(part, strips, num_panels, num_rows)
-        at = first * stride + panel * PANEL
-        product(x, first, end, packed, layer, panel, end_panel, bias, out, at, stride)
-        mine += 1
-        part = take(counters, phase)
-    finish(counters, phase, mine, parts)
-
-
-@njit(inline="always")
-def _add_matrix_phase(counters, phase, x, num_rows, packed, layer, bias, out, stride):
-    """out += x W^T + b."""
-    num_panels, mine = packed.shape[1], 0
-    strips, parts = _count(num_panels, num_rows)
-    part = take(counters, phase)
-    while part < parts:
-        first, end, panel, end_panel = _cut(part, strips, num_panels, num_rows)
-        at = first * stride + panel * PANEL
-        add_product(x, first, end, packed, layer, panel, end_panel, bias, out, at, stride)
-        mine += 1
-        part = take(counters, phase)
-    finish(counters, phase, mine, parts)
-
-
-@njit(inline="always")
-def _gate_phase(counters, phase, h, num_rows, packed, layer, bias, like, active):
-    """active = silu(gate) * up, strip by strip: gates and ups never leave the cache."""
-    num_panels, mine = packed.shape[1] // 2, 0
-    strips, parts = _count(num_panels, num_rows)
-    width, span = active.shape[1], STRIP * PANEL
-    sums = np.empty((ROW_BLOCK, 2 * span), like.dtype)
-    part = take(counters, phase)
-    while part < parts:
-        first, end, panel, end_panel = _cut(part, strips, num_panels, num_rows)
-        ups = panel + num_panels
-        end_ups = end_panel + num_panels
-        product(h, first, end, packed, layer, panel, end_panel, bias, sums, 0, 2 * span)
-        product(h, first, end, packed, layer, ups, end_ups, bias, sums, span, 2 * span)
-        count = (end_panel - panel) * PANEL
-        for r in range(first, end):
-            at = (r - first) * 2 * span
-            gate(sums, at, at + span, active, r * width + panel * PANEL, count)
-        mine += 1
-        part = take(counters, phase)
-    finish(counters, phase, mine, parts)
-
-
-@njit(inline="always")
-def _chunk(num_tokens):
-    """How many tokens make a part where tokens are cheap: about 32 parts for a long step."""
-    return 1 + num_tokens // 32
-
-
-@njit(inline="always")
-def _embed_phase(counters, phase, weights, step, x, eps, h):
+def _embed_phase(counters, phase, weights, step, scratch, eps):
     num_tokens, mine = step.tokens.shape[0], 0
-    chunk = _chunk(num_tokens)
+    x, h = scratch.x, scratch.h
+    chunk = chunk_of(num_tokens)
     parts = (num_tokens + chunk - 1) // chunk
     part = take(counters, phase)
     while part < parts:
         for t in range(part * chunk, min(num_tokens, (part + 1) * chunk)):
-            embed_token(step.tokens[t], weights.embedding, x, t)
+            embed_token(step.tokens[t], weights.embedding, weights.embedding_scales, x, t)
             _norm_row(x, t, weights.input_norms, 0, eps, h, t)
+            prepare(h, t, scratch.whole_h, scratch.row_scales, weights.qkv)
         mine += 1
         part = take(counters, phase)
     finish(counters, phase, mine, parts)
 
 
 @njit(inline="always")
-def _norm_phase(counters, phase, x, rows, norms, layer, eps, h):
+def _norm_phase(counters, phase, rows, norms, layer, eps, scratch, packed):
     """Norm the rows named by `rows`, one after the other into h."""
     num_rows, mine = rows.shape[0], 0
-    chunk = _chunk(num_rows)
+    chunk = chunk_of(num_rows)
     parts = (num_rows + chunk - 1) // chunk
     part = take(counters, phase)
     while part < parts:
         for m in range(part * chunk, min(num_rows, (part + 1) * chunk)):
-            _norm_row(x, rows[m], norms, layer, eps, h, m)
+            _norm_row(scratch.x, rows[m], norms, layer, eps, scratch.h, m)
+            prepare(scratch.h, m, scratch.whole_h, scratch.row_scales, packed)
         mine += 1
         part = take(counters, phase)
     finish(counters, phase, mine, parts)
@@ -243,7 +196,7 @@ def _norm_phase(counters, phase, x, rows, norms, layer, eps, h):
 @njit(inline="always")
 def _rotate_phase(counters, phase, weights, step, layer, eps, qkv, keys, values, queries):
     num_tokens, mine = step.tokens.shape[0], 0
-    chunk = _chunk(num_tokens)
+    chunk = chunk_of(num_tokens)
     parts = (num_tokens + chunk - 1) // chunk
     q_norm, k_norm = weights.q_norms[layer], weights.k_norms[layer]
     part = take(counters, phase)
@@ -273,9 +226,9 @@ def _attend_phase(counters, phase, step, window, keys, values, scratch):
 
 
 @njit(inline="always")
-def _merge_phase(counters, phase, step, share, keys, scratch):
+def _merge_phase(counters, phase, step, share, keys, scratch, packed):
     num_tokens, mine = step.tokens.shape[0], 0
-    chunk = _chunk(num_tokens)
+    chunk = chunk_of(num_tokens)
     parts = (num_tokens + chunk - 1) // chunk
     part = take(counters, phase)
     while part < parts:
@@ -284,6 +237,7 @@ def _merge_phase(counters, phase, step, share, keys, scratch):
                 t, step.units, step.token_units, keys.shape[1], share, scratch.partial,
                 scratch.tops, scratch.totals, keys, scratch.mixed,
             )  # fmt: skip
+            prepare(scratch.mixed, t, scratch.whole_mixed, scratch.row_scales, packed)
         mine += 1
         part = take(counters, phase)
     finish(counters, phase, mine, parts)
@@ -296,69 +250,82 @@ def forward(weights, step, scratch, all_keys, all_values, eps, everything):
     all_keys, all_values [layers, ...]: the cache's tensors; eps: float32 of the norms;
     `everything` names all rows, 0..N-1.
     """
-    counters, x, h = scratch.counters, scratch.x, scratch.h
+    counters, x, row_scales = scratch.counters, scratch.x, scratch.row_scales
     num_tokens, num_layers = step.tokens.shape[0], weights.qkv.shape[0]
-    share = (scratch.queries.shape[1] - 4) // num_tokens
+    share = (scratch.queries.shape[1] - TILE_ROWS) // num_tokens
     width = x.shape[1]
-    _embed_phase(counters, 0, weights, step, x, eps, h)
+    h = choose(scratch.h, scratch.whole_h, weights.qkv)
+    mixed = choose(scratch.mixed, scratch.whole_mixed, weights.out)
+    active = choose(scratch.active, scratch.whole_active, weights.down)
+    _embed_phase(counters, 0, weights, step, scratch, eps)
     for layer in range(num_layers):
         phase = 1 + PHASES_PER_LAYER * layer
         keys, values = all_keys[layer], all_values[layer]
-        _matrix_phase(
-            counters, phase, h, num_tokens, weights.qkv, layer, weights.qkv_bias, scratch.qkv,
-            scratch.qkv.shape[1],
+        matrix_phase(
+            counters, phase, h, row_scales, num_tokens, weights.qkv, weights.qkv_scales, layer,
+            weights.qkv_bias, scratch.qkv, scratch.qkv.shape[1],
         )  # fmt: skip
         _rotate_phase(
             counters, phase + 1, weights, step, layer, eps, scratch.qkv, keys, values,
             scratch.queries,
         )  # fmt: skip
         _attend_phase(counters, phase + 2, step, weights.windows[layer], keys, values, scratch)
-        _merge_phase(counters, phase + 3, step, share, keys, scratch)
-        _add_matrix_phase(
-            counters, phase + 4, scratch.mixed, num_tokens, weights.out, layer, weights.out_bias,
-            x, width,
+        _merge_phase(counters, phase + 3, step, share, keys, scratch, weights.out)
+        add_matrix_phase(
+            counters, phase + 4, mixed, row_scales, num_tokens, weights.out, weights.out_scales,
+            layer, weights.out_bias, x, width,
         )  # fmt: skip
-        _norm_phase(counters, phase + 5, x, everything, weights.mlp_norms, layer, eps, h)
-        _gate_phase(
-            counters, phase + 6, h, num_tokens, weights.gate_up, layer, weights.gate_up_bias, x,
-            scratch.active,
+        _norm_phase(
+            counters, phase + 5, everything, weights.mlp_norms, layer, eps, scratch,
+            weights.gate_up,
         )  # fmt: skip
-        _add_matrix_phase(
-            counters, phase + 7, scratch.active, num_tokens, weights.down, layer,
-            weights.down_bias, x, width,
+        gate_phase(
+            counters, phase + 6, h, row_scales, num_tokens, weights.gate_up,
+            weights.gate_up_scales, layer, weights.gate_up_bias, x, scratch.active,
+        )  # fmt: skip
+        round_phase(counters, phase + 7, num_tokens, scratch, weights.down)
+        add_matrix_phase(
+            counters, phase + 8, active, row_scales, num_tokens, weights.down,
+            weights.down_scales, layer, weights.down_bias, x, width,
         )  # fmt: skip
         rows = everything if layer + 1 < num_layers else step.logit_rows
-        _norm_phase(counters, phase + 8, x, rows, weights.input_norms, layer + 1, eps, h)
-    _matrix_phase(
-        counters, 1 + PHASES_PER_LAYER * num_layers, h, step.logit_rows.shape[0], weights.head, 0,
-        weights.head_bias, scratch.logits, scratch.logits.shape[1],
+        _norm_phase(
+            counters, phase + 9, rows, weights.input_norms, layer + 1, eps, scratch, weights.head
+        )
+    matrix_phase(
+        counters, 1 + PHASES_PER_LAYER * num_layers, h, row_scales, step.logit_rows.shape[0],
+        weights.head, weights.head_scales, 0, weights.head_bias, scratch.logits,
+        scratch.logits.shape[1],
     )  # fmt: skip
 
 
 @compiled(fast=False)
-def linear_layers(weights, narrow, mixed, inner, sums, logits, counters):
+def linear_layers(weights, narrow, mixed, inner, row_scales, sums, logits, counters):
     """Take part in the matrices of a pass and nothing else: what a pass is measured against.
 
-    narrow [N, E], mixed [N, H * D], inner [N, F]; sums [N, widest output], logits as in `Scratch`.
+    narrow [N, E], mixed [N, H * D], inner [N, F], as products read them; row_scales [N];
+    sums [N, widest output], logits as in `Scratch`.
     """
     num_rows, num_layers, width = narrow.shape[0], weights.qkv.shape[0], sums.shape[1]
     for layer in range(num_layers):
         phase = 1 + PHASES_PER_LAYER * layer
-        _matrix_phase(
-            counters, phase, narrow, num_rows, weights.qkv, layer, weights.qkv_bias, sums, width
-        )
-        _matrix_phase(
-            counters, phase + 1, mixed, num_rows, weights.out, layer, weights.out_bias, sums, width
-        )
-        _matrix_phase(
-            counters, phase + 2, narrow, num_rows, weights.gate_up, layer, weights.gate_up_bias,
-            sums, width,
+        matrix_phase(
+            counters, phase, narrow, row_scales, num_rows, weights.qkv, weights.qkv_scales, layer,
+            weights.qkv_bias, sums, width,
         )  # fmt: skip
-        _matrix_phase(
-            counters, phase + 3, inner, num_rows, weights.down, layer, weights.down_bias, sums,
-            width,
+        matrix_phase(
+            counters, phase + 1, mixed, row_scales, num_rows, weights.out, weights.out_scales,
+            layer, weights.out_bias, sums, width,
         )  # fmt: skip
-    _matrix_phase(
-        counters, 1 + PHASES_PER_LAYER * num_layers, narrow, num_rows, weights.head, 0,
-        weights.head_bias, logits, logits.shape[1],
+        matrix_phase(
+            counters, phase + 2, narrow, row_scales, num_rows, weights.gate_up,
+            weights.gate_up_scales, layer, weights.gate_up_bias, sums, width,
+        )  # fmt: skip
+        matrix_phase(
+            counters, phase + 3, inner, row_scales, num_rows, weights.down, weights.down_scales,
+            layer, weights.down_bias, sums, width,
+        )  # fmt: skip
+    matrix_phase(
+        counters, 1 + PHASES_PER_LAYER * num_layers, narrow, row_scales, num_rows, weights.head,
+        weights.head_scales, 0, weights.head_bias, logits, logits.shape[1],
     )  # fmt: skip

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["narrow", "settle", "widen"]
+__all__ = ["bits_of", "narrow", "settle", "widen"]
 
 LANES = 16
 # Whether one register holds 16 lanes; there are 32 such registers then, else 16 of half the size.
@@ -34,7 +34,7 @@ def _as_f32(_context: Any, _bits: Any) -> Any:
 
 
 @intrinsic
-def _as_u32(_context: Any, _value: Any) -> Any:
+def bits_of(_context: Any, _value: Any) -> Any:
     return types.uint32(types.float32), lambda c, b, s, a: b.bitcast(a[0], I32)
 
 
@@ -70,7 +70,7 @@ def settle(value, like):
 
 @njit(inline="always")
 def _round_bf16(value):
-    bits = _as_u32(np.float32(value))
+    bits = bits_of(np.float32(value))
     carry = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return np.uint16((bits + carry) >> np.uint32(16))
 

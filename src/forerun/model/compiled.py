@@ -6,6 +6,8 @@ company without padding or pieces.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,8 +38,9 @@ class CompiledDecoder:
         dtype: torch.dtype,
         max_positions: int,
         num_threads: int,
+        quantize: str = "none",
     ) -> None:
-        """Read the weights.
+        """Read the weights; with quantize="int8" round them to eight bits.
 
         Raises:
             ModelFileError: a weight is missing, has another shape, or holds NaN or infinity.
@@ -47,7 +50,8 @@ class CompiledDecoder:
         self.dtype = dtype
         self.kernels = "compiled"
         self._workers = shared_workers(num_threads)
-        self._weights = _read_weights(config, weights, dtype, max_positions)
+        self._weights = _read_weights(config, weights, dtype, max_positions, quantize)
+        self._whole = quantize == "int8"
         self._stored = np.uint16 if dtype == torch.bfloat16 else np.float32
 
     @property
@@ -99,6 +103,10 @@ class CompiledDecoder:
                 mixed=np.empty((num_rows, config.num_heads * config.head_size), np.float32),
                 active=np.empty((num_rows, inner), np.float32),
                 logits=np.empty((num_logits, weights.head.shape[1] * PANEL), np.float32),
+                whole_h=self._whole_rows(max(num_rows, num_logits), size),
+                whole_mixed=self._whole_rows(num_rows, config.num_heads * config.head_size),
+                whole_active=self._whole_rows(num_rows, inner),
+                row_scales=np.empty(max(num_rows, num_logits), np.float32),
                 counters=new_counters(kernel.num_phases(config.num_layers)),
             ),
             view(cache.keys),
@@ -113,9 +121,10 @@ class CompiledDecoder:
         """Run the linear layers alone, on noise: the floor that a pass is measured against."""
         config = self.config
         widths = (config.hidden_size, config.num_heads * config.head_size, config.intermediate_size)
+        dice = np.random.default_rng(0)
+        kind = np.int16 if self._whole else np.float32
         narrow, mixed, inner = (
-            np.random.default_rng(0).standard_normal((num_rows, width)).astype(np.float32)
-            for width in widths
+            (100 * dice.standard_normal((num_rows, width))).astype(kind) for width in widths
         )
         weights = self._weights
         panels = max(part.shape[1] for part in (weights.qkv, weights.gate_up, weights.out))
@@ -124,79 +133,107 @@ class CompiledDecoder:
             narrow,
             mixed,
             inner,
+            np.ones(num_rows, np.float32),
             np.empty((num_rows, panels * PANEL), self._stored),
             np.empty((num_rows, weights.head.shape[1] * PANEL), np.float32),
             new_counters(kernel.num_phases(config.num_layers)),
         )
         self._workers.run(kernel.linear_layers, *arguments)
 
+    def _whole_rows(self, num_rows: int, width: int) -> Array:
+        """Make room for rows as whole numbers, where weights are of eight bits."""
+        return np.empty((num_rows, width) if self._whole else (0, 0), np.int16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """Layers' matrices in panels, with their biases and scales [layers, panels * 16]."""
+
+    panels: Array
+    bias: Array
+    scales: Array  # [layers, 0] unless weights are of eight bits
+
+    def put(self, layer: int, weight: Tensor, bias: Tensor | None = None) -> None:
+        fill(self.panels[layer], weight, self.scales[layer])
+        if bias is not None:
+            self.bias[layer, : len(bias)] = bias.float().numpy()
+
 
 def _read_weights(
-    config: ModelConfig, source: WeightSource, dtype: torch.dtype, max_positions: int
+    config: ModelConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    max_positions: int,
+    quantize: str,
 ) -> kernel.Weights:
     size, inner, layers = config.hidden_size, config.intermediate_size, config.num_layers
     wide, narrow = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
     matrices = [name for name, shape in expected_shapes(config).items() if len(shape) == 2]
-    paired = dtype == torch.bfloat16 or all_fit_bf16(source, matrices)
+    whole = quantize == "int8"
+    form = "int8" if whole else "float32"
+    if not whole and (dtype == torch.bfloat16 or all_fit_bf16(source, matrices)):
+        form = "bfloat16"
+    # What is rounded to eight bits is read as it stands in the file, not rounded twice.
     reader = WeightReader(source, torch.device("cpu"), dtype)
+    wide_reader = WeightReader(source, torch.device("cpu"), torch.float32) if whole else reader
 
-    def matrix(outputs: int, inputs: int, count: int = layers) -> tuple[Array, Array]:
-        panels = allocate(count, outputs, inputs, paired=paired)
-        return panels, np.zeros((count, panels.shape[1] * PANEL), np.float32)
+    def matrix(outputs: int, inputs: int, count: int = layers) -> _Matrix:
+        panels = allocate(count, outputs, inputs, form=form)
+        padded = panels.shape[1] * PANEL
+        scales = np.zeros((count, padded if whole else 0), np.float32)
+        return _Matrix(panels, np.zeros((count, padded), np.float32), scales)
 
     def norms(count: int, width: int) -> Tensor:
         return torch.zeros(count, width, dtype=dtype)
 
-    qkv, qkv_bias = matrix(wide + 2 * narrow, size)
-    out, out_bias = matrix(size, wide)
-    gate_up, gate_up_bias = matrix(2 * inner, size)
-    down, down_bias = matrix(size, inner)
-    embedding, head_bias = matrix(config.vocab_size, size, 1)
+    qkv, out = matrix(wide + 2 * narrow, size), matrix(size, wide)
+    gate_up, down = matrix(2 * inner, size), matrix(size, inner)
+    embedding = matrix(config.vocab_size, size, 1)
     input_norms, mlp_norms = norms(layers + 1, size), norms(layers, size)
     head_width = config.head_size if config.qk_norm else 0
     q_norms, k_norms = norms(layers, head_width), norms(layers, head_width)
-
-    def put(place: Array, bias: Array, parts: dict[str, int], inputs: int, biased: bool) -> None:
-        weight, offset = reader.stack(parts, inputs, bias=biased)
-        fill(place, weight)
-        if offset is not None:
-            bias[: len(offset)] = offset.float().numpy()
-
     for index in range(layers):
         base = f"model.layers.{index}"
         attention, mlp = f"{base}.self_attn", f"{base}.mlp"
         parts = {f"{attention}.q_proj": wide}
         parts |= {f"{attention}.{name}_proj": narrow for name in ("k", "v")}
-        put(qkv[index], qkv_bias[index], parts, size, config.qkv_bias)
-        put(out[index], out_bias[index], {f"{attention}.o_proj": size}, wide, config.o_bias)
+        qkv.put(index, *wide_reader.stack(parts, size, bias=config.qkv_bias))
+        parts = {f"{attention}.o_proj": size}
+        out.put(index, *wide_reader.stack(parts, wide, bias=config.o_bias))
         parts = {f"{mlp}.{name}_proj": inner for name in ("gate", "up")}
-        put(gate_up[index], gate_up_bias[index], parts, size, False)
-        put(down[index], down_bias[index], {f"{mlp}.down_proj": size}, inner, False)
+        gate_up.put(index, *wide_reader.stack(parts, size, bias=False))
+        down.put(index, *wide_reader.stack({f"{mlp}.down_proj": size}, inner, bias=False))
         input_norms[index] = reader.read(f"{base}.input_layernorm.weight", size)
         mlp_norms[index] = reader.read(f"{base}.post_attention_layernorm.weight", size)
         if config.qk_norm:
             q_norms[index] = reader.read(f"{attention}.q_norm.weight", head_width)
             k_norms[index] = reader.read(f"{attention}.k_norm.weight", head_width)
     input_norms[layers] = reader.read("model.norm.weight", size)
-    fill(embedding[0], reader.read("model.embed_tokens.weight", config.vocab_size, size))
+    embedding.put(0, wide_reader.read("model.embed_tokens.weight", config.vocab_size, size))
     head = embedding
     if not config.tie_embeddings:
-        head, head_bias = matrix(config.vocab_size, size, 1)
-        fill(head[0], reader.read("lm_head.weight", config.vocab_size, size))
+        head = matrix(config.vocab_size, size, 1)
+        head.put(0, wide_reader.read("lm_head.weight", config.vocab_size, size))
     rotary = Rotary.from_frequencies(rope_frequencies(config), max_positions)
     windows = [window or EVERYTHING for window in config.sliding_windows]
     return kernel.Weights(
-        embedding=embedding,
-        qkv=qkv,
-        qkv_bias=qkv_bias,
-        out=out,
-        out_bias=out_bias,
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
-        down=down,
-        down_bias=down_bias,
-        head=head,
-        head_bias=head_bias,
+        embedding=embedding.panels,
+        embedding_scales=embedding.scales,
+        qkv=qkv.panels,
+        qkv_bias=qkv.bias,
+        qkv_scales=qkv.scales,
+        out=out.panels,
+        out_bias=out.bias,
+        out_scales=out.scales,
+        gate_up=gate_up.panels,
+        gate_up_bias=gate_up.bias,
+        gate_up_scales=gate_up.scales,
+        down=down.panels,
+        down_bias=down.bias,
+        down_scales=down.scales,
+        head=head.panels,
+        head_bias=head.bias,
+        head_scales=head.scales,
         input_norms=view(input_norms),
         mlp_norms=view(mlp_norms),
         q_norms=view(q_norms),

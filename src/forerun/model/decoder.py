@@ -71,23 +71,29 @@ def load_decoder(
     block_size: int = KEY_BLOCK,
     exact: ExactRows | None = None,
     most_rows: int | None = None,
+    quantize: str = "none",
 ) -> Decoder:
     """Read the weights, laid out for the device.
 
     `exact` has rows of layers from oneDNN keep their bits in any company; `most_rows` is what a
-    step can hold then.
+    step can hold then. `quantize` rounds weights to fewer bits (int8), in compiled passes only.
 
     Raises:
         ConfigError: the kernels asked for do not fit the device, format or model.
         ModelFileError: a weight is missing, has another shape, or holds NaN or infinity.
     """
-    kernels = choose_kernels(kernels, device, dtype, config, block_size)
+    kernels = choose_kernels(kernels, device, dtype, config, block_size, quantize)
     positions = max_positions or config.max_positions
     if kernels == "compiled":
         from .compiled import CompiledDecoder  # here: numba takes a second to import
 
         return CompiledDecoder(
-            config, weights, dtype=dtype, max_positions=positions, num_threads=num_threads
+            config,
+            weights,
+            dtype=dtype,
+            max_positions=positions,
+            num_threads=num_threads,
+            quantize=quantize,
         )
     return LayeredDecoder(
         config,
@@ -103,9 +109,24 @@ def load_decoder(
 
 
 def choose_kernels(
-    name: str, device: torch.device, dtype: torch.dtype, config: ModelConfig, block_size: int
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    config: ModelConfig,
+    block_size: int,
+    quantize: str = "none",
 ) -> str:
-    """Turn `auto` into what is fastest here: compiled passes, unless AMX multiplies faster."""
+    """Turn `auto` into what is fastest here: compiled passes, unless AMX multiplies faster.
+
+    Weights of fewer bits are the compiled pass's alone.
+    """
+    if quantize != "none":
+        if name not in ("auto", "compiled"):
+            raise ConfigError(
+                f"quantize={quantize!r} needs kernels='compiled'; kernels={name!r} has no such "
+                "layers"
+            )
+        name = "compiled"
     on_cpu = device.type == "cpu" and dtype != torch.float16
     whole_vectors = config.head_size % 32 == 0 and config.intermediate_size % 16 == 0
     fits = {

@@ -2,6 +2,7 @@
 
 A weight that bfloat16 can hold exactly lies in two bytes, whatever format the pass computes in:
 half the memory to read, and not one bit is lost. Models published in bfloat16 are all of that kind.
+Eight bits lose something: they are for those who ask for them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from .weights import WeightSource
 
-__all__ = ["PANEL", "all_fit_bf16", "allocate", "fill"]
+__all__ = ["PANEL", "all_fit_bf16", "allocate", "fill", "quantise"]
 
 PANEL = 16
 
@@ -34,26 +35,48 @@ def all_fit_bf16(source: WeightSource, names: Iterable[str]) -> bool:
     return True
 
 
-def allocate(num_layers: int, num_outputs: int, num_inputs: int, *, paired: bool) -> Array:
-    """Make room for the matrices of some layers, [layers, panels, inputs or their pairs, 16].
+def allocate(num_layers: int, num_outputs: int, num_inputs: int, *, form: str) -> Array:
+    """Make room for the matrices of some layers; `form` is float32, bfloat16 or int8.
 
     Zeros: outputs that fill up the last panel stay so.
     """
     panels = -(-num_outputs // PANEL)
-    if paired:
+    if form == "int8":
+        return np.zeros((num_layers, panels, num_inputs // 2, 2 * PANEL), np.int8)
+    if form == "bfloat16":
         return np.zeros((num_layers, panels, num_inputs // 2, PANEL), np.uint32)
     return np.zeros((num_layers, panels, num_inputs, PANEL), np.float32)
 
 
-def fill(place: Array, weight: Tensor) -> None:
-    """Write a weight [outputs, inputs] into one layer's panels."""
+def fill(place: Array, weight: Tensor, scales: Array) -> None:
+    """Write a weight [outputs, inputs] into one layer's panels.
+
+    `scales` [panels * 16] are written too where weights are of eight bits, else it is empty.
+    """
     outputs, inputs = weight.shape
     missing = place.shape[0] * PANEL - outputs
     if missing:
         weight = torch.cat([weight, weight.new_zeros(missing, inputs)])
-    if place.dtype == np.uint32:
+    if place.dtype == np.int8:
+        whole, found = quantise(weight)
+        scales[:] = found.numpy()
+        pairs = whole.view(torch.int16).view(-1, PANEL, inputs // 2)
+        torch.from_numpy(place.view(np.int16)).copy_(pairs.transpose(1, 2))
+    elif place.dtype == np.uint32:
         pairs = weight.bfloat16().view(torch.int32).view(-1, PANEL, inputs // 2)
         torch.from_numpy(place.view(np.int32)).copy_(pairs.transpose(1, 2))
     else:
         columns = weight.float().view(-1, PANEL, inputs)
         torch.from_numpy(place).copy_(columns.transpose(1, 2))
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a weight [outputs, inputs] to eight bits: whole numbers int8, scales [outputs] float32.
+
+    The scale of an output is its largest weight / 127, the usual choice of ONNX and OpenVINO.
+    """
+    weight = weight.float()
+    scales = weight.abs().amax(1) / 127
+    factors = torch.where(scales > 0, 1 / scales, torch.zeros_like(scales))
+    whole = (weight * factors.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+    return whole, scales

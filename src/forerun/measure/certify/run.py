@@ -93,7 +93,7 @@ def certify(
     `loop_text` is continued for the distribution tests: what comes next should often, not always,
     be what came before.
     """
-    begin_s = time.perf_counter()
+    begin_s, where_from = time.perf_counter(), provenance()  # of the code that runs, not of later
     watcher.begin("rules, enumerated", None)
     rules = [check_rule(name, plan.enumeration) for name in RULES]
     rule_controls = [
@@ -125,7 +125,7 @@ def certify(
         family_error_rate=FAMILY_ERROR_RATE,
         num_tests=live.num_tests,
         seconds=time.perf_counter() - begin_s,
-        provenance=provenance(),
+        provenance=where_from,
     )
 
 
@@ -136,6 +136,7 @@ def describe(bench: CertifyBench, model: str, speculation: SpeculationConfig) ->
         "model": Path(model).name,
         "weights (sha256)": hash_weights(bench.folder),
         "number format": str(machinery.dtype).removeprefix("torch."),
+        "quantised to": bench.engine.config.quantize,
         "device": str(machinery.device),
         "kernels": machinery.kernels,
         "threads": machinery.num_threads,
