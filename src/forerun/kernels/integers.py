@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import njit
@@ -30,6 +29,7 @@ from .vector import (
     VEC_I32,
     bits_of,
     fma,
+    has_feature,
     load_vector,
     pointer,
     splat,
@@ -43,7 +43,6 @@ WEIGHT_LIMIT = 127
 # Adding 1.5 * 2^23 leaves the nearest whole number in a float32's lowest bits.
 _MAGIC = np.float32(12582912.0)
 _MAGIC_BITS = np.int32(0x4B400000)
-_FEATURES = llvmlite.binding.get_host_cpu_features()
 
 
 @njit(nogil=True)
@@ -79,12 +78,12 @@ def _multiply_pairs(builder: Any, weights: Any, pair: Any) -> Any:
     """16 sums of two products: weights <32 x i16>, pair <32 x i16> of one pair repeated."""
     halves = [[*range(16)], [*range(16, 32)]]
     wide = ir.VectorType(I16, 32)
-    if _FEATURES.get("avx512bw"):
+    if has_feature("avx512bw"):
         kind = ir.FunctionType(VEC_I32, [wide, wide])
         name = "llvm.x86.avx512.pmaddw.d.512"
         function = cgutils.get_or_insert_function(builder.module, kind, name)
         return builder.call(function, [weights, pair])
-    if _FEATURES.get("avx2"):
+    if has_feature("avx2"):
         narrow, result = ir.VectorType(I16, 16), ir.VectorType(I32, 8)
         kind = ir.FunctionType(result, [narrow, narrow])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.pmadd.wd")

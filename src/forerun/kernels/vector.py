@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
@@ -21,8 +22,24 @@ from numba.extending import intrinsic, overload
 __all__ = ["bits_of", "narrow", "settle", "widen"]
 
 LANES = 16
+
+
+def has_feature(name: str) -> bool:
+    """Say whether code may use a processor's ability, by its LLVM name: what numba compiles for.
+
+    That is the processor at hand, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES ask for another; of
+    another only what is spelt out is used.
+    """
+    asked: str | None = numba.config.CPU_FEATURES  # type: ignore[attr-defined]
+    if asked is not None:
+        return f"+{name}" in asked.split(",")
+    if numba.config.CPU_NAME is not None:  # type: ignore[attr-defined]
+        return False
+    return bool(llvmlite.binding.get_host_cpu_features().get(name))
+
+
 # Whether one register holds 16 lanes; there are 32 such registers then, else 16 of half the size.
-WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+WIDE = has_feature("avx512f")
 
 F32, I32, I16 = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 VEC_F32, VEC_I32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
