@@ -17,7 +17,7 @@ __all__ = ["open_engine", "open_switched_engine", "settings_of"]
 def open_engine(options: EngineOptions) -> Engine:
     """Load what the options name."""
     speculation = options.speculation()
-    with spinner(f"loading {options.model} ..."):
+    with spinner(f"loading {options.model} (a first start compiles for some 20 s) ..."):
         from ..engine.engine import Engine
 
         return Engine.from_pretrained(
@@ -28,7 +28,7 @@ def open_engine(options: EngineOptions) -> Engine:
 def open_switched_engine(options: EngineOptions) -> tuple[Engine, SwitchedDrafter]:
     """Load what the options name, with a drafter that can be switched on and off."""
     speculation = options.speculation()
-    with spinner(f"loading {options.model} ..."):
+    with spinner(f"loading {options.model} (a first start compiles for some 20 s) ..."):
         from ..config import SpeculationConfig
         from ..measure.switch import switched_engine
 

@@ -10,6 +10,7 @@ for it.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from queue import SimpleQueue
 from typing import Any
 
 __all__ = ["Workers", "shared_workers"]
+
+logger = logging.getLogger(__name__)
 
 _Job = tuple[Callable[..., None], tuple[Any, ...]] | None
 
@@ -58,7 +61,11 @@ def _hire(number: int) -> SimpleQueue[_Job]:
 def _work(mailbox: SimpleQueue[_Job]) -> None:
     while (job := mailbox.get()) is not None:
         kernel, arguments = job
-        kernel(*arguments)
+        try:
+            kernel(*arguments)
+        except Exception:
+            # Only memory can fail here. The caller may wait for a part of ours: let it be known.
+            logger.exception("a worker thread failed in %s", getattr(kernel, "__name__", kernel))
         del job, kernel, arguments  # else the last pass's arrays live until the next one
 
 

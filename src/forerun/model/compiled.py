@@ -6,6 +6,8 @@ company without padding or pieces.
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 from ..cache.kv_cache import CacheShape, KVCache
 from ..kernels import forward as kernel
 from ..kernels.team import new_counters
+from ..kernels.tiles import KEY_BLOCK
 from ..kernels.workers import shared_workers
 from ..types import ForwardInput
 from .arch import ModelConfig, expected_shapes, rope_frequencies
@@ -25,6 +28,10 @@ from .reader import WeightReader
 from .weights import WeightSource
 
 __all__ = ["CompiledDecoder"]
+
+logger = logging.getLogger(__name__)
+
+TOLD_S = 3.0  # compiling takes longer, reading what was compiled before does not
 
 
 class CompiledDecoder:
@@ -53,6 +60,7 @@ class CompiledDecoder:
         self._weights = _read_weights(config, weights, dtype, max_positions, quantize)
         self._whole = quantize == "int8"
         self._stored = np.uint16 if dtype == torch.bfloat16 else np.float32
+        self._compile()
 
     @property
     def max_fine_rows(self) -> int | None:
@@ -116,6 +124,24 @@ class CompiledDecoder:
         )
         self._workers.run(kernel.forward, *arguments)
         return torch.from_numpy(arguments[2].logits)[:, : config.vocab_size]
+
+    def _compile(self) -> None:
+        """Run one token, so that nobody's first request waits for compilation."""
+        begin_s = time.perf_counter()
+        position = torch.zeros(1, dtype=torch.int64)
+        step = ForwardInput(
+            token_ids=position,
+            positions=position,
+            starts=torch.tensor([0, 1]),
+            block_tables=torch.zeros(1, 1, dtype=torch.int64),
+            logit_rows=position,
+            num_fine=1,
+            num_sampling_rows=1,
+        )
+        self.forward(step, KVCache(self.cache_shape(KEY_BLOCK), 1, self.device))
+        taken_s = time.perf_counter() - begin_s
+        if taken_s > TOLD_S:
+            logger.info("compiled the kernels in %.1f s, once for this machine", taken_s)
 
     def run_linear_layers(self, num_rows: int) -> None:
         """Run the linear layers alone, on noise: the floor that a pass is measured against."""
