@@ -63,7 +63,7 @@ PLANS: Mapping[str, Plan] = {
     "quick": Plan(
         "quick", 20, 32, 8, ((3, 8), (15, 8)), ((3, 8), (15, 8)), 1000, 500, 500, 800, "quick"
     ),
-    "full": Plan("full", 50, 64, 1, ALL_WAYS, ALL_WAYS, 44_000, 8000, 8000, 3000, "full"),
+    "full": Plan("full", 50, 64, 1, ALL_WAYS, ALL_WAYS, 56_000, 8000, 8000, 3000, "full"),
 }
 
 
