@@ -24,6 +24,8 @@ from forerun.params import SamplingParams
 RULES: dict[str, Callable[[int], int]] = {
     "always": lambda matched: 1 << 20,
     "matched": lambda matched: matched,
+    "n - 1": lambda matched: matched - 1,
+    "2 (n - 1)": lambda matched: 2 * (matched - 1),
     "2 n + 1": lambda matched: 2 * matched + 1,
     "3 n": lambda matched: 3 * matched,
     "6 n": lambda matched: 6 * matched,

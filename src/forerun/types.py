@@ -65,6 +65,7 @@ class DraftRequest:
     request_id: int
     tokens: Sequence[int]  # prompt and committed output; grows between steps, never shrinks
     max_draft: int  # most tokens that this step can use
+    row_cost: float = 0.0  # what one more row adds to a pass, in passes over one row: 0 is free
 
 
 @dataclass(frozen=True, slots=True)

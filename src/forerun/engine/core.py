@@ -46,7 +46,7 @@ class EngineCore:
         self._runner = runner
         self._choose = choose
         self._scheduler = scheduler
-        self._drafter = GuardedDrafter(drafter, runner.vocab_size)
+        self._drafter = GuardedDrafter(drafter, runner.vocab_size, runner.row_cost)
 
     @property
     def has_work(self) -> bool:

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 class GuardedDrafter:
     """A drafter whose every failure is caught, counted and answered with no draft."""
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter, vocab_size: int, row_cost: float = 0.0) -> None:
         self._drafter = drafter
+        self._row_cost = row_cost
         self._vocab_size = vocab_size
         self._alive: dict[int, Request] = {}
 
@@ -39,7 +40,7 @@ class GuardedDrafter:
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> Proposal:
         """Ask for drafts of at most the given lengths. One that fails alone fails alone."""
-        views = [request.draft_view(max_draft) for request, max_draft in wanted]
+        views = [request.draft_view(max_draft, self._row_cost) for request, max_draft in wanted]
         asked = [view for view in views if view.max_draft > 0]
         drafts = self._ask(asked) if asked else {}
         return pack_drafts([drafts.get(view.request_id, NO_DRAFT) for view in views])

@@ -101,11 +101,10 @@ class Request:
         num_fine = min(block_size, max(0, (index + 1) * block_size - self.num_bulk))
         return b"" if num_fine == 0 else b"fine %d" % num_fine
 
-    def draft_view(self, max_draft: int) -> DraftRequest:
+    def draft_view(self, max_draft: int, row_cost: float = 0.0) -> DraftRequest:
         """Show a drafter what it may see. The tokens are not copied: O(1) per step."""
-        return DraftRequest(
-            self.request_id, TokenView(self.tokens), max_draft if self.drafting else 0
-        )
+        allowed = max_draft if self.drafting else 0
+        return DraftRequest(self.request_id, TokenView(self.tokens), allowed, row_cost)
 
     def snapshot(self, now_s: float) -> RequestStats:
         """Freeze the counters."""

@@ -17,8 +17,12 @@ __all__ = ["TargetRunner"]
 class TargetRunner:
     """Runs passes and knows nothing of requests."""
 
-    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, decoder: Decoder, num_blocks: int, block_size: int, row_cost: float = 0.0
+    ) -> None:
+        """`row_cost` is what one more row adds to a pass, in passes over one row."""
         self._decoder = decoder
+        self.row_cost = row_cost
         self._cache = KVCache(decoder.cache_shape(block_size), num_blocks, decoder.device)
 
     @property

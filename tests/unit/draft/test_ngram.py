@@ -193,3 +193,11 @@ def test_an_index_finds_places_not_copies(shortest, longest):
     index, tokens = NgramIndex(shortest, longest), [7, 8, 9, 1, 7, 8, 9]
     index.extend(tokens)
     assert index.find(tokens) == 3
+
+
+def test_dear_rows_make_drafts_as_long_as_their_evidence():
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 1, 2, 3]
+    for row_cost, length in ((0.0, 7), (0.04, 7), (0.06, 3), (1.0, 3)):
+        drafter = started(1, shortest=1)
+        proposal = drafter.propose([DraftRequest(1, tokens, 15, row_cost)])
+        assert proposal.tokens[0].tolist() == [4, 5, 6, 7, 8, 9, 9][:length]
