@@ -189,13 +189,7 @@ def _require_memory(
     elif kernels == "compiled" and files.weights.dtype("model.embed_tokens.weight") == "BF16":
         weight_bytes = 2
     packed_twice = kernels == "numba" and model.tie_embeddings
-    shape = CacheShape(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_size=model.head_size,
-        block_size=config.block_size,
-        dtype=dtype,
-    )
+    shape = model.cache_shape(config.block_size, dtype)
     needs = memory.estimate(
         model,
         config,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cache.kv_cache import CacheShape
 from ..errors import ModelFileError, UnsupportedModel
 from .fields import Fields
 
@@ -157,6 +158,16 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Count the weights; a tied table counts once."""
         return sum(math.prod(shape) for shape in expected_shapes(self).values())
+
+    def cache_shape(self, block_size: int, dtype: torch.dtype) -> CacheShape:
+        """Say what a cache for this model holds."""
+        return CacheShape(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            block_size=block_size,
+            dtype=dtype,
+        )
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Say what one position costs in the cache: keys and values of every layer."""

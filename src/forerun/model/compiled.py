@@ -69,13 +69,7 @@ class CompiledDecoder:
 
     def cache_shape(self, block_size: int) -> CacheShape:
         """Say what a cache for this model holds."""
-        return CacheShape(
-            num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            head_size=self.config.head_size,
-            block_size=block_size,
-            dtype=self.dtype,
-        )
+        return self.config.cache_shape(block_size, self.dtype)
 
     def forward(self, step: ForwardInput, cache: KVCache) -> Tensor:
         """Run a step's tokens and store their keys and values: logits [M, V] float32.
