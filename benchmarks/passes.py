@@ -43,26 +43,18 @@ def load(model: str, dtype: str, threads: int, context: int) -> tuple[Decoder, K
     return decoder, KVCache(decoder.cache_shape(BLOCK), -(-context // BLOCK), device)
 
 
-def rows_at(context: int, num_rows: int, num_blocks: int) -> ForwardInput:
-    return ForwardInput(
-        num_fine=num_rows,
-        num_sampling_rows=num_rows,
-        token_ids=torch.arange(num_rows) + 100,
-        positions=torch.arange(context, context + num_rows),
-        starts=torch.tensor([0, num_rows]),
-        block_tables=torch.arange(num_blocks).unsqueeze(0),
-        logit_rows=torch.arange(num_rows),
-    )
+def rows_at(context: int, num_rows: int) -> ForwardInput:
+    return ForwardInput.of_one_request(torch.arange(num_rows) + 100, context, BLOCK)
 
 
 def measure(decoder: Decoder, cache: KVCache, args: argparse.Namespace) -> list[dict[str, Any]]:
     cells = [(context, rows) for context in args.contexts for rows in args.rows]
     samples: dict[tuple[int, int, str], list[float]] = {}
     for context in args.contexts:  # fill the cache, so that attention reads real numbers
-        decoder.forward(rows_at(0, context, cache.num_blocks), cache)
+        decoder.forward(rows_at(0, context), cache)
     for repeat in range(args.repeats + 3):
         for context, rows in cells:
-            step = rows_at(context, rows, cache.num_blocks)
+            step = rows_at(context, rows)
             times = {
                 "pass": seconds(lambda step=step: decoder.forward(step, cache)),
                 "linear": seconds(lambda rows=rows: decoder.run_linear_layers(rows)),

@@ -40,18 +40,6 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def piece(first: int, end: int, num_blocks: int) -> ForwardInput:
-    return ForwardInput(
-        token_ids=torch.arange(first, end) + 100,
-        positions=torch.arange(first, end),
-        starts=torch.tensor([0, end - first]),
-        block_tables=torch.arange(num_blocks).unsqueeze(0),
-        logit_rows=torch.tensor([end - first - 1]),
-        num_fine=0,
-        num_sampling_rows=1,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
@@ -78,7 +66,12 @@ def main() -> None:
     num_blocks = -(-args.tokens // BLOCK)
     cache = KVCache(decoder.cache_shape(BLOCK), num_blocks, cpu)
     pieces = [
-        piece(first, min(first + args.piece, args.tokens), num_blocks)
+        ForwardInput.of_one_request(
+            torch.arange(first, min(first + args.piece, args.tokens)) + 100,
+            first,
+            BLOCK,
+            last_only=True,
+        )
         for first in range(0, args.tokens, args.piece)
     ]
     config = files.config

@@ -110,6 +110,26 @@ class ForwardInput:
     num_fine: int  # the first so many tokens go in small pieces, the rest in a prompt's big ones
     num_sampling_rows: int  # the same of logit_rows: the first so many are sampled from
 
+    @staticmethod
+    def of_one_request(
+        token_ids: Tensor, first: int, block_size: int, *, last_only: bool = False
+    ) -> ForwardInput:
+        """Lay out tokens [N] of one request from position `first` on; its blocks are 0, 1, 2, ...
+
+        For measuring: logits of every token, or of the last one alone.
+        """
+        count, device = len(token_ids), token_ids.device
+        rows = torch.arange(count, device=device)
+        return ForwardInput(
+            token_ids=token_ids,
+            positions=first + rows,
+            starts=torch.tensor([0, count], device=device),
+            block_tables=torch.arange(-(-(first + count) // block_size), device=device)[None],
+            logit_rows=rows[-1:] if last_only else rows,
+            num_fine=count,
+            num_sampling_rows=1 if last_only else count,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -111,6 +111,26 @@ def test_the_compiled_kernels_give_the_same_text(tiny_compiled, prompts, drafter
     assert (accepted > 0) == (drafter != "none")
 
 
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_drafts_change_nothing_of_a_quantised_model(tiny_compiled, prompts, temperature):
+    """Eight bits change what the model says; what it says then, drafts do not change."""
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=30)
+    options = {"kernels": "auto", "block_size": 32}
+    found = {}
+    for quantize in ("none", "int8"):
+        alone = []
+        for prompt in prompts:
+            bench = Bench(tiny_compiled.folder, quantize=quantize, **options)
+            alone.append(bench.generate([prompt], params)[0].token_ids)
+        found[quantize] = alone
+        drafting = Bench(
+            tiny_compiled.folder, NgramDrafter(1, 4), quantize=quantize, max_draft=7, **options
+        )
+        assert [each.token_ids for each in drafting.generate(prompts, params)] == alone
+        assert sum(each.stats.num_drafted for each in drafting.seen) > 0
+    assert found["none"] != found["int8"]
+
+
 @pytest.mark.parametrize("poison", [False, True])
 def test_the_short_way_decides_as_the_long_one_does(repeating, prompts, monkeypatch, poison):
     """Plain greedy batches are decided without tensors (`verify`); the slow twin is the rest."""

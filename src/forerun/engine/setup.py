@@ -144,7 +144,10 @@ def measure_row_cost(decoder: Decoder, block_size: int) -> float:
     if decoder.config.num_parameters < SMALL_MODEL:
         return 0.0
     cache = KVCache(decoder.cache_shape(block_size), -(-5 // block_size), decoder.device)
-    steps = {1: _first_rows(1, block_size, decoder), 5: _first_rows(5, block_size, decoder)}
+    steps = {
+        rows: ForwardInput.of_one_request(torch.arange(rows, device=decoder.device), 0, block_size)
+        for rows in (1, 5)
+    }
     least = dict.fromkeys(steps, math.inf)
     for _ in range(ROW_COST_REPEATS):
         for rows, step in steps.items():
@@ -154,21 +157,6 @@ def measure_row_cost(decoder: Decoder, block_size: int) -> float:
                 torch.cuda.synchronize(decoder.device)
             least[rows] = min(least[rows], time.perf_counter() - begin_s)
     return max(0.0, (least[5] / least[1] - 1) / 4)
-
-
-def _first_rows(count: int, block_size: int, decoder: Decoder) -> ForwardInput:
-    """Make a step of the first tokens of some request."""
-    rows = torch.arange(count, device=decoder.device)
-    blocks = torch.arange(-(-count // block_size), device=decoder.device)
-    return ForwardInput(
-        token_ids=rows,
-        positions=rows,
-        starts=torch.tensor([0, count], device=decoder.device),
-        block_tables=blocks.unsqueeze(0),
-        logit_rows=rows,
-        num_fine=count,
-        num_sampling_rows=count,
-    )
 
 
 def _require_memory(

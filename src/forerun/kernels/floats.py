@@ -27,7 +27,7 @@ from .vector import (
     sum_loop,
 )
 
-__all__ = ["float_tile", "store_sums"]
+__all__ = ["float_tile", "rows_and_panels", "store_sums"]
 
 
 def float_tile(
@@ -35,24 +35,13 @@ def float_tile(
     accumulate: bool,
 ) -> None:  # fmt: skip
     """Generate the tile for weights as pairs of bfloat16 (uint32) or as float32; see `matrix`."""
-    x, x_at, depth, packed, at, size, bias, bias_at = args[:8]
+    depth, bias, bias_at = args[2], args[6], args[7]
     kinds, number = signature.args, depth.type
     paired = kinds[3].dtype == types.uint32
     pack, unit = (2, I32) if paired else (1, F32)
-    rows = [
-        pointer(
-            context, builder, kinds[0], x,
-            builder.add(x_at, builder.mul(depth, number(r))), F32,
-        )
-        for r in range(num_rows)
-    ]  # fmt: skip
-    panels = [
-        pointer(
-            context, builder, kinds[3], packed,
-            builder.add(at, builder.mul(size, number(p))), unit,
-        )
-        for p in range(num_panels)
-    ]  # fmt: skip
+    rows, panels = rows_and_panels(
+        context, builder, signature, args, num_rows, num_panels, F32, unit
+    )
     offsets = pointer(context, builder, kinds[6], bias, bias_at, F32)
     begin = [load_vector(builder, offsets, number(p * LANES)) for p in range(num_panels)]
 
@@ -78,6 +67,27 @@ def float_tile(
     totals = sum_loop(builder, count, begin * num_rows, body)
     by_row = [totals[r * num_panels : (r + 1) * num_panels] for r in range(num_rows)]
     store_sums(context, builder, signature, args, by_row, accumulate)
+
+
+def rows_and_panels(
+    context: Any, builder: Any, signature: Any, args: Any, num_rows: int, num_panels: int,
+    element: Any, weight: Any,
+) -> tuple[list[Any], list[Any]]:  # fmt: skip
+    """Point to a tile's rows, as runs of `element`s, and to its panels, as runs of `weight`s.
+
+    Offsets and sizes among the arguments count elements of the arrays themselves.
+    """
+    x, x_at, depth, packed, at, size = args[:6]
+    number, kinds = depth.type, signature.args
+
+    def point(kind: Any, array: Any, first: Any, step: Any, index: int, unit: Any) -> Any:
+        place = builder.add(first, builder.mul(step, number(index)))
+        return pointer(context, builder, kind, array, place, unit)
+
+    return (
+        [point(kinds[0], x, x_at, depth, r, element) for r in range(num_rows)],
+        [point(kinds[3], packed, at, size, p, weight) for p in range(num_panels)],
+    )
 
 
 def store_sums(

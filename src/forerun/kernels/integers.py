@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils
 
-from .floats import store_sums
+from .floats import rows_and_panels, store_sums
 from .vector import (
     F32,
     I16,
@@ -113,24 +113,11 @@ def integer_tile(
     accumulate: bool,
 ) -> None:  # fmt: skip
     """Generate the tile for weights of eight bits; see `matrix`."""
-    x, x_at, depth, packed, at, size, bias, bias_at = args[:8]
+    depth, bias, bias_at = args[2], args[6], args[7]
     scales, scale_at, row_scales, first_row = args[11:]
     kinds, number = signature.args, depth.type
-    # An offset counts elements of the array; these point to pairs, and to panels' bytes.
-    rows = [
-        pointer(
-            context, builder, kinds[0], x,
-            builder.add(x_at, builder.mul(depth, number(r))), I32,
-        )
-        for r in range(num_rows)
-    ]  # fmt: skip
-    panels = [
-        pointer(
-            context, builder, kinds[3], packed,
-            builder.add(at, builder.mul(size, number(p))), I8,
-        )
-        for p in range(num_panels)
-    ]  # fmt: skip
+    # Rows are read in pairs, panels as bytes.
+    rows, panels = rows_and_panels(context, builder, signature, args, num_rows, num_panels, I32, I8)
     bytes32 = ir.PointerType(ir.VectorType(I8, 32))
 
     def body(index: Any, totals: list[Any]) -> list[Any]:

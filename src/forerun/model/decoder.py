@@ -138,7 +138,8 @@ def choose_kernels(
         "torch": True,
     }
     if name == "auto":
-        best = ("numba", "torch") if has_amx() else ("compiled", "numba", "torch")
+        tiles = has_amx() and dtype == torch.bfloat16  # AMX does nothing for float32
+        best = ("numba", "torch") if tiles else ("compiled", "numba", "torch")
         return next(each for each in best if fits[each])
     if not fits[name]:
         hidden = ", a hidden size that is one of 16" if name == "compiled" else ""

@@ -162,7 +162,7 @@ def test_kernels_are_chosen_by_what_fits(
 ):
     monkeypatch.setattr(decoder_module, "has_amx", lambda: amx)
     config = shaped(llama.config, **changes)
-    if amx and name == "auto" and expected == "compiled":
+    if amx and name == "auto" and expected == "compiled" and dtype == torch.bfloat16:
         expected = "numba"  # tiles multiply faster than vectors
     assert choose_kernels(name, device, dtype, config, block_size) == expected
 
