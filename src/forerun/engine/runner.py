@@ -3,31 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..cache.kv_cache import KVCache
 from ..model.decoder import Decoder
+from ..model.graphs import Capture, CudaCapture, GraphedDecoder
+from ..model.layered import LayeredDecoder
 from ..types import ForwardInput
 
-__all__ = ["TargetRunner"]
+__all__ = ["Runner", "TargetRunner"]
+
+
+class Runner(Protocol):
+    """What the engine asks of the target."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def row_cost(self) -> float: ...
+
+    def forward(self, step: ForwardInput) -> tuple[Tensor, Tensor | None]: ...
+
+    def scrub(self, places: Sequence[tuple[int, int]]) -> None: ...
 
 
 class TargetRunner:
     """Runs passes and knows nothing of requests."""
 
     def __init__(
-        self, decoder: Decoder, num_blocks: int, block_size: int, row_cost: float = 0.0
+        self,
+        decoder: Decoder,
+        num_blocks: int,
+        block_size: int,
+        row_cost: float = 0.0,
+        capture: Capture | None = None,
     ) -> None:
-        """`row_cost` is what one more row adds to a pass, in passes over one row."""
+        """`row_cost` is what one more row adds to a pass, in passes over one row.
+
+        `capture` makes small passes cheaper to launch (`model.graphs`); CUDA has one of its own.
+        """
         self._decoder = decoder
         self.row_cost = row_cost
-        self._cache = KVCache(decoder.cache_shape(block_size), num_blocks, decoder.device)
+        if capture is None and decoder.device.type == "cuda":
+            capture = CudaCapture(decoder.device)
+        # Padded rows need a place to write: the block after all those that requests may own.
+        num_spare = 0 if capture is None else 1
+        shape = decoder.cache_shape(block_size)
+        self._cache = KVCache(shape, num_blocks + num_spare, decoder.device)
+        self._graphed: GraphedDecoder | None = None
+        if capture is not None:
+            assert isinstance(decoder, LayeredDecoder), "compiled passes are not captured"
+            self._graphed = GraphedDecoder(decoder, self._cache, num_blocks, capture)
 
     @property
     def device(self) -> torch.device:
-        return self._decoder.device
+        """Where steps are to lie: on the host, which plans them and hands them on in one copy."""
+        return torch.device("cpu")
 
     @property
     def vocab_size(self) -> int:
@@ -35,6 +73,8 @@ class TargetRunner:
 
     def forward(self, step: ForwardInput) -> tuple[Tensor, Tensor | None]:
         """Compute logits [M, V] float32 of the rows asked for, and features: none so far."""
+        if self._graphed is not None:
+            return self._graphed.forward(step), None
         return self._decoder.forward(step, self._cache), None
 
     def scrub(self, places: Sequence[tuple[int, int]]) -> None:

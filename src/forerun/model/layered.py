@@ -17,8 +17,10 @@ from ..types import ForwardInput
 from .arch import ModelConfig, rope_frequencies
 from .bits import ExactRows, Shape, in_pieces
 from .linear import Linear, pack_linear
-from .ops import AttentionShape, Ops, Rotary, TorchOps
+from .ops import AttentionShape, Ops, Rotary
+from .paged import PassPlan
 from .reader import WeightReader
+from .torch_ops import TorchOps
 from .weights import WeightSource
 
 __all__ = ["LayeredDecoder", "linear_shapes"]
@@ -91,22 +93,45 @@ class LayeredDecoder:
     def forward(self, step: ForwardInput, cache: KVCache) -> Tensor:
         """Run a step's tokens and store their keys and values: logits [M, V] float32.
 
-        Only rows that `step.logit_rows` names pay for the vocabulary projection.
+        Only rows that `step.logit_rows` names pay for the vocabulary projection. The step's tensors
+        may lie on the host, whatever the device: then the device is given work and asked nothing.
         """
         assert cache.shape == self.cache_shape(cache.shape.block_size), "a cache of another model"
+        self._ops.prepare(step, cache)
+        h = self._run_layers(self._here(step.token_ids), step.num_fine)
+        return self.project(h, self._here(step.logit_rows), step.num_sampling_rows)
+
+    @torch.inference_mode()
+    def run_planned(self, plan: PassPlan, cache: KVCache) -> Tensor:
+        """Run the layers as planned, in torch: [N, E], which `project` turns into logits.
+
+        Reads nothing but the plan and the cache, and the host decides nothing by what is in them.
+        """
+        assert isinstance(self._ops, TorchOps), "compiled kernels plan for themselves"
+        self._ops.follow(plan, cache)
+        return self._run_layers(plan.token_ids, len(plan.token_ids))
+
+    @torch.inference_mode()
+    def project(self, h: Tensor, logit_rows: Tensor, num_sampling_rows: int) -> Tensor:
+        """Compute logits [M, V] float32 of rows [M] among h [N, E]."""
+        if len(logit_rows) < len(h) or num_sampling_rows < len(logit_rows):
+            h = h[logit_rows]
+        return self._run(self._head, h, num_sampling_rows).float()
+
+    def _here(self, ids: Tensor) -> Tensor:
+        return ids.to(self.device, non_blocking=True)
+
+    def _run_layers(self, token_ids: Tensor, num_fine: int) -> Tensor:
         ops, eps = self._ops, self.config.norm_eps
-        ops.prepare(step, cache)
-        x = functional.embedding(step.token_ids, self._embedding)  # [N, E]
+        x = functional.embedding(token_ids, self._embedding)  # [N, E]
         h = ops.norm(x, self._layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
-            mixed = ops.attend(index, layer.attention, self._run(layer.qkv, h, step.num_fine))
-            h = ops.add_norm(x, self._run(layer.out, mixed, step.num_fine), layer.mlp_norm, eps)
-            active = ops.silu_multiply(self._run(layer.gate_up, h, step.num_fine))
-            h = ops.add_norm(x, self._run(layer.down, active, step.num_fine), next_norm, eps)
-        if len(step.logit_rows) < len(h) or step.num_sampling_rows < len(step.logit_rows):
-            h = h[step.logit_rows]
-        return self._run(self._head, h, step.num_sampling_rows).float()
+            mixed = ops.attend(index, layer.attention, self._run(layer.qkv, h, num_fine))
+            h = ops.add_norm(x, self._run(layer.out, mixed, num_fine), layer.mlp_norm, eps)
+            active = ops.silu_multiply(self._run(layer.gate_up, h, num_fine))
+            h = ops.add_norm(x, self._run(layer.down, active, num_fine), next_norm, eps)
+        return h
 
     def _run(self, linear: Linear, x: Tensor, num_fine: int) -> Tensor:
         """Run a layer, in pieces where that keeps bits."""
