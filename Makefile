@@ -31,7 +31,7 @@ $(VENV)/.installed: pyproject.toml src/forerun/_version.py
 	@test -n "$(PYTHON)" || { echo "forerun needs Python 3.11, 3.12 or 3.13 on PATH (or PYTHON=...)"; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing forerun and its dependencies into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,hf]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,hf,structured]'
 	@touch $@
 
 clean: ## remove the virtual environment and caches (not the models)

@@ -8,6 +8,7 @@
     │   ├── EmptyPrompt             there is nothing to continue
     │   ├── InvalidToken            a token id that the vocabulary does not have
     │   ├── ContextTooLong          prompt does not fit the context
+    │   ├── InvalidConstraint       a schema, pattern or grammar that cannot be enforced
     │   └── TemplateError           the chat template refused the messages
     ├── ModelError                  a model cannot be used
     │   ├── ModelNotFound           no such name, folder or file
@@ -16,6 +17,9 @@
     ├── FetchError                  a model could not be fetched
     ├── DependencyMissing           an optional library is needed and not installed
     ├── CapacityError               not enough memory or cache for what was asked
+    ├── Overloaded                  too much waits already; come back later
+    │   └── RateLimited             one key has too much under way
+    ├── DeadlineExceeded            a request's time was over before its answer was whole
     ├── InvalidLogits               the model produced NaN or infinity for a request
     ├── NoTokenPossible             a request's options leave no token that could come next
     └── EngineClosed                the engine was closed, or died, while the request waited
@@ -33,11 +37,13 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "ContextTooLong",
+    "DeadlineExceeded",
     "DependencyMissing",
     "EmptyPrompt",
     "EngineClosed",
     "FetchError",
     "ForerunError",
+    "InvalidConstraint",
     "InvalidLogits",
     "InvalidParameter",
     "InvalidToken",
@@ -45,6 +51,8 @@ __all__ = [
     "ModelFileError",
     "ModelNotFound",
     "NoTokenPossible",
+    "Overloaded",
+    "RateLimited",
     "RequestError",
     "TemplateError",
     "UnknownOption",
@@ -93,6 +101,10 @@ class ContextTooLong(RequestError):
     """The prompt does not fit the context."""
 
 
+class InvalidConstraint(RequestError):
+    """A schema, pattern or grammar is wrong, too big, or more than can be enforced here."""
+
+
 class TemplateError(RequestError):
     """The chat template is missing, broken, or refused the messages."""
 
@@ -129,6 +141,28 @@ class CapacityError(ForerunError):
     """There is not enough memory or cache for what was asked."""
 
     http_status = 503
+
+
+class Overloaded(ForerunError):
+    """Too much waits already; `retry_after_s` says when to come back."""
+
+    http_status = 503
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """One key has too much under way."""
+
+    http_status = 429
+
+
+class DeadlineExceeded(ForerunError):
+    """A request's time was over before its answer was whole."""
+
+    http_status = 504
 
 
 class InvalidLogits(ForerunError):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from .constraint import Constraint
 from .errors import InvalidParameter, refuse_unknown
 
 __all__ = ["SamplingParams"]
@@ -58,7 +59,11 @@ class SamplingParams:
     # raw: of the model's own distribution (OpenAI, vLLM); processed: of what was sampled from
     logprobs_mode: str = "raw"
     echo: bool = False  # the text begins with the prompt's
+    skip_special_tokens: bool = True  # control tokens have no text
     max_draft: int | None = None  # most draft tokens a step; 0: no drafts. None: as the engine does
+    constraint: Constraint | None = None  # what the output must look like (extra "structured")
+    priority: int = 0  # who waits less: the lowest number first, as in vLLM
+    cache_salt: str = ""  # computed prompts are shared with requests of the same salt alone
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
         # The generated __init__ would answer a misspelt option with a bare TypeError.
@@ -87,7 +92,12 @@ class SamplingParams:
             raise InvalidParameter(
                 f"logprobs_mode={self.logprobs_mode!r} is not one of {', '.join(LOGPROBS_MODES)}"
             )
-        for name in ("ignore_eos", "echo"):
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise InvalidParameter(f"constraint={self.constraint!r} is not a Constraint")
+        check_integer("priority", self.priority, -(2**31), 2**31 - 1)
+        if not isinstance(self.cache_salt, str):
+            raise InvalidParameter(f"cache_salt={self.cache_salt!r} is not a string")
+        for name in ("ignore_eos", "echo", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name}={getattr(self, name)!r} is not true or false")
         self._check_lengths()

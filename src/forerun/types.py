@@ -166,8 +166,12 @@ class TokenEvent:
 
     request_id: int
     token_ids: tuple[int, ...]  # newly committed, in order
-    text: str  # newly certain text; never half a character, never part of a stop string
+    # The text that each of them made certain; None: nobody looked for stop strings, so whoever
+    # reads the event turns tokens to text, beside the next pass.
+    pieces: tuple[str, ...] | None
     num_accepted: int  # how many of token_ids a drafter had guessed; they come first
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None  # of token_ids, if the request wants them
+    stopped_by: int | str | None = None  # the stop token or string that ended it, if one did
+    method: str = "none"  # who had guessed

@@ -20,6 +20,7 @@ from forerun.draft.base import Drafter, NoDrafter
 from forerun.engine.core import EngineCore
 from forerun.engine.intake import Intake
 from forerun.engine.request import Request
+from forerun.engine.results import Stream
 from forerun.engine.setup import make_codec, set_up
 from forerun.engine.stats import RequestStats
 from forerun.model.loader import open_model
@@ -130,6 +131,7 @@ class Generated:
     request: Request
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
+    stream: Stream = field(init=False)  # reads the events as callers of the engine do
     events: list[TokenEvent] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: Exception | None = None
@@ -137,6 +139,9 @@ class Generated:
     @property
     def text(self) -> str:
         return "".join(self.pieces)
+
+    def __post_init__(self) -> None:
+        self.stream = Stream(self.request)
 
     @property
     def stats(self) -> RequestStats:
@@ -238,5 +243,5 @@ class Bench:
         assert generated.finish_reason is None, "an event after the last one"
         generated.events.append(event)
         generated.token_ids.extend(event.token_ids)
-        generated.pieces.append(event.text)
+        generated.pieces.append(generated.stream.take(event).text)
         generated.finish_reason, generated.error = event.finish_reason, event.error

@@ -16,11 +16,14 @@ SOURCE = Path(forerun.__file__).parent
 
 # Who stands on whom. A part may import itself and what stands below it.
 LAYERS = [
-    {"_version", "errors", "types", "config", "params", "device", "home", "kernels"},
-    {"cache", "sampling", "text", "fetch", "model", "registry"},
+    {
+        *("_version", "errors", "types", "config", "constraint", "params", "device", "home"),
+        "kernels",
+    },
+    {"cache", "sampling", "text", "grammar", "fetch", "model", "registry"},
     {"draft"},
     {"engine"},
-    {"measure"},
+    {"server", "measure"},
     {"cli", "__main__", "__init__"},
 ]
 # Within a layer parts are siblings that do not know each other, with these exceptions.
@@ -30,6 +33,9 @@ SIBLINGS = {
     ("registry", "model"),  # and converted
     ("kernels", "home"),  # where compiled kernels are kept
     ("config", "errors"),
+    ("constraint", "errors"),
+    ("params", "constraint"),
+    ("grammar", "text"),  # what bytes a token stands for
     ("params", "errors"),
     ("device", "errors"),
     ("__main__", "cli"),

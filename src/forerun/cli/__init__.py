@@ -18,6 +18,7 @@ from .demo import demo
 from .failures import run
 from .generate import generate
 from .pull import pull
+from .serve import serve
 
 __all__ = ["app", "main"]
 
@@ -49,7 +50,7 @@ def _forerun(
     """Take the options that stand before a command."""
 
 
-for command in (pull, generate, chat, demo, certify):
+for command in (pull, generate, chat, serve, demo, certify):
     app.command()(command)
 
 

@@ -24,6 +24,7 @@ __all__ = ["Abilities", "Drafter", "NoDrafter", "drafter_names", "make_drafter"]
 class Abilities:
     """What a drafter needs and gives. Data, so that nobody asks which class it is."""
 
+    method: str = "custom"  # what it is called where guesses are counted
     needs_features: bool = False  # wants the target's hidden states in `observe`
     gives_probs: bool = False  # samples its drafts and returns their probabilities
     gives_trees: bool = False  # proposes several paths for one pass
@@ -56,7 +57,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """Propose nothing: plain decoding is speculation with empty drafts, not a second path."""
 
-    abilities = Abilities()
+    abilities = Abilities(method="none")
 
     def start(self, request: DraftRequest) -> None:
         """Keep nothing."""

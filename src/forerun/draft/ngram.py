@@ -24,7 +24,7 @@ DEAR_ROW = 0.05  # of a pass over one row: from there on short drafts win
 class NgramDrafter:
     """Longest suffix first, from `longest` down to `shortest` tokens; its latest occurrence."""
 
-    abilities = Abilities()
+    abilities = Abilities(method="ngram")
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest = shortest

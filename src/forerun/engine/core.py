@@ -1,7 +1,7 @@
 """The step: plan, draft, verify, accept, commit. One thread calls it; nothing here waits.
 
 plan      = scheduler.schedule()      which requests, how many tokens each
-proposal  = drafter.propose(...)      guesses for those that have caught up
+guesses   = drafter.propose(...)      drafts for those that have caught up
 logits    = runner.forward(...)       one pass of the target over all of it
 decisions = decide(...)               an exact rule says which guesses stay, what comes next
 events    = commit                    append up to a stop, truncate, free
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -22,13 +21,18 @@ from ..errors import CapacityError, ForerunError, InvalidLogits, NoTokenPossible
 from ..sampling import Chooser, choose_by_drafts
 from ..types import FinishReason, RequestOutcome, TokenEvent
 from .batch import build_batch
-from .guard import GuardedDrafter
+from .guard import GuardedDrafter, Guesses
 from .request import Request
-from .runner import TargetRunner
+from .runner import Runner
 from .scheduler import Plan, PlanEntry, Scheduler
+from .stats import SampledRow, StepReport
+from .stops import cut_at_stop
 from .verify import Decision, Fault, decide, score_prompts
 
-__all__ = ["EngineCore"]
+__all__ = ["EngineCore", "StepObserver"]
+
+# Hears of every step, in the engine's thread: must be quick, and must not raise.
+StepObserver = Callable[[StepReport], None]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class EngineCore:
 
     def __init__(
         self,
-        runner: TargetRunner,
+        runner: Runner,
         scheduler: Scheduler,
         drafter: Drafter,
         choose: Chooser = choose_by_drafts,
@@ -47,10 +51,23 @@ class EngineCore:
         self._choose = choose
         self._scheduler = scheduler
         self._drafter = GuardedDrafter(drafter, runner.vocab_size, runner.row_cost)
+        self.observers: list[StepObserver] = []
+        self._num_preempted = 0  # as far as reported
 
     @property
     def has_work(self) -> bool:
         return bool(self._scheduler.num_running or self._scheduler.num_waiting)
+
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Requests that run and that wait, and cache blocks in use; from any thread."""
+        scheduler = self._scheduler
+        return scheduler.num_running, scheduler.num_waiting, scheduler.num_blocks_used
+
+    @property
+    def method(self) -> str:
+        """What the drafter is called where guesses are counted."""
+        return self._drafter.method
 
     def add(self, request: Request) -> None:
         """Take a request in; it joins at the next step."""
@@ -64,8 +81,7 @@ class EngineCore:
             return None
         self._scheduler.end(request, FinishReason.CANCELLED)
         self._drafter.finish(request_id)
-        text = request.detokenizer.finish()
-        return TokenEvent(request_id, (), text, 0, FinishReason.CANCELLED)
+        return TokenEvent(request_id, (), None, 0, FinishReason.CANCELLED)
 
     def step(self) -> list[TokenEvent]:
         """Do one pass and say what each request got from it."""
@@ -76,18 +92,19 @@ class EngineCore:
             return []
         scheduled_s = time.perf_counter()
         wanted = [(each.request, each.max_draft) for each in plan.sampling]
-        proposal = self._drafter.propose(wanted)
+        guesses = self._drafter.propose(wanted)
         drafted_s = time.perf_counter()
         try:
-            batch = build_batch(plan, proposal, self._runner.device)
+            batch = build_batch(plan, guesses.proposal, self._runner.device)
             logits, features = self._runner.forward(batch)
-            num_rows = len(plan.sampling) + int(proposal.lengths.sum())
+            num_rows = batch.num_sampling_rows
             score_prompts(plan.entries, logits[num_rows:])
-            decisions = decide(plan, proposal, logits[:num_rows], self._choose)
+            decisions = decide(plan, guesses, logits[:num_rows], self._choose)
         except Exception as error:  # noqa: BLE001  (whatever it is, others must go on)
             return self._fail_step(plan, error)
         verified_s = time.perf_counter()
-        events, heard = self._commit(plan, decisions, verified_s)
+        sampling = plan.sampling  # before commit: it depends on how many tokens requests have
+        events, heard = self._commit(plan, guesses, decisions, verified_s)
         self._drafter.observe(heard, features)
         self._finish(events)
         end_s = time.perf_counter()
@@ -97,6 +114,10 @@ class EngineCore:
                 verify_s=verified_s - drafted_s,
                 host_s=scheduled_s - begin_s + end_s - verified_s,
             )
+        if self.observers:
+            seconds = (drafted_s - scheduled_s, verified_s - drafted_s)
+            methods = dict(zip(sampling, guesses.methods, strict=True))
+            self._report(plan, methods, heard, len(batch.token_ids), seconds, end_s - begin_s)
         return events
 
     def check_integrity(self) -> None:
@@ -105,13 +126,13 @@ class EngineCore:
         self._drafter.check_integrity({each.request_id for each in self._scheduler.unfinished()})
 
     def _commit(
-        self, plan: Plan, decisions: Sequence[Decision], now_s: float
+        self, plan: Plan, guesses: Guesses, decisions: Sequence[Decision], now_s: float
     ) -> tuple[list[TokenEvent], list[RequestOutcome]]:
         for entry in plan.entries:
             if not entry.samples:
                 self._scheduler.commit(entry, (), now_s, None)
         events, heard = [], []
-        for entry, decision in zip(plan.sampling, decisions, strict=True):
+        for entry, method, decision in zip(plan.sampling, guesses.methods, decisions, strict=True):
             request, num_drafted = entry.request, decision.num_drafted
             if decision.fault is Fault.INVALID_LOGITS and num_drafted:
                 # A draft's own NaN reaches the rows beside it; the plain pass never meets it.
@@ -121,7 +142,11 @@ class EngineCore:
             if decision.fault is not None:
                 events.append(self._fail(request, _explain(entry, decision.fault)))
                 continue
-            block = _cut_at_stop(request, decision.candidates)
+            try:
+                block = cut_at_stop(request, decision.candidates)
+            except ForerunError as error:  # of its grammar
+                events.append(self._fail(request, error))
+                continue
             emitted = decision.candidates[: block.num_emitted]
             kept = min(decision.num_accepted, len(emitted))
             request.counters.count_step(num_drafted, kept, len(emitted))
@@ -131,15 +156,89 @@ class EngineCore:
                 TokenEvent(
                     request.request_id,
                     emitted,
-                    block.text,
+                    block.pieces,
                     kept,
                     block.finish_reason,
                     logprobs=said,
+                    stopped_by=block.stopped_by,
+                    method=method,
                 )
             )
             finished = block.finish_reason is not None
             heard.append(RequestOutcome(request.request_id, num_drafted, kept, emitted, finished))
         return events, heard
+
+    def _report(
+        self,
+        plan: Plan,
+        methods: Mapping[PlanEntry, str],
+        heard: Sequence[RequestOutcome],
+        num_rows: int,
+        seconds: tuple[float, float],
+        step_s: float,
+    ) -> None:
+        """Tell observers of a step that is over."""
+        by_request = {
+            entry.request.request_id: (method, _idle_reason(entry))
+            for entry, method in methods.items()
+        }
+        sampled = []
+        for each in heard:
+            method, reason = by_request[each.request_id]
+            row = SampledRow(
+                method,
+                each.num_drafted,
+                each.num_accepted,
+                len(each.emitted),
+                None if each.num_drafted else reason,
+            )
+            sampled.append(row)
+        faults, self._drafter.faults = tuple(self._drafter.faults), []
+        num_preempted = self._scheduler.num_preemptions - self._num_preempted
+        self._num_preempted += num_preempted
+        draft_s, verify_s = seconds
+        report = StepReport(
+            num_requests=len(plan.entries),
+            num_rows=num_rows,
+            num_prompt_tokens=sum(
+                max(0, min(e.request.num_prompt, e.start + e.num_tokens) - e.start)
+                for e in plan.entries
+            ),
+            sampled=tuple(sampled),
+            draft_s=draft_s,
+            verify_s=verify_s,
+            host_s=step_s - draft_s - verify_s,
+            plain_s=self._plain_seconds(plan, sampled, num_rows, step_s - draft_s),
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks_used=self._scheduler.num_blocks_used,
+            num_blocks=self._scheduler.num_blocks,
+            num_preempted=num_preempted,
+            faults=faults,
+        )
+        for observer in self.observers:
+            try:
+                observer(report)
+            except Exception:
+                logger.exception("an observer of the engine failed")
+
+    def _plain_seconds(
+        self, plan: Plan, sampled: Sequence[SampledRow], num_rows: int, step_s: float
+    ) -> float:
+        """Model what the tokens of a step would have taken without drafts.
+
+        A pass over m rows costs 1 + c (m - 1) passes over one row, with c the row cost that was
+        measured at start. A step without drafts is so much shorter, and each token that drafts
+        gained in the mean would have needed one more such step.
+        """
+        num_drafted = sum(row.num_drafted for row in sampled)
+        if not num_drafted:
+            return step_s
+        cost = self._runner.row_cost
+        plain_rows = max(1, num_rows - num_drafted)
+        plain_s = step_s * (1 + cost * (plain_rows - 1)) / (1 + cost * (num_rows - 1))
+        gained = sum(row.num_emitted - 1 for row in sampled) / len(sampled)
+        return plain_s * (1 + gained)
 
     def _finish(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -148,8 +247,7 @@ class EngineCore:
 
     def _fail(self, request: Request, error: ForerunError) -> TokenEvent:
         self._scheduler.end(request, FinishReason.ERROR)
-        text = request.detokenizer.finish()
-        return TokenEvent(request.request_id, (), text, 0, FinishReason.ERROR, error)
+        return TokenEvent(request.request_id, (), None, 0, FinishReason.ERROR, error)
 
     def _fail_step(self, plan: Plan, error: Exception) -> list[TokenEvent]:
         """End the requests of a pass that could not be done; the others go on."""
@@ -167,33 +265,16 @@ class EngineCore:
         return events
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    num_emitted: int
-    text: str
-    finish_reason: FinishReason | None
-
-
-def _cut_at_stop(request: Request, candidates: Sequence[int]) -> _Block:
-    """Go through a block token by token, and end it exactly where the request ends.
-
-    A stop token is emitted but has no text; a stop string's text is cut before it.
-    """
-    detokenizer = request.detokenizer
-    text: list[str] = []
-    if request.num_remaining == 0:  # only the prompt was asked about
-        return _Block(0, detokenizer.finish(), FinishReason.LENGTH)
-    for index, token in enumerate(candidates):
-        count = index + 1
-        if token in request.stop_ids:
-            return _Block(count, "".join([*text, detokenizer.finish()]), FinishReason.STOP)
-        text.append(detokenizer.push(token))
-        if detokenizer.stopped is not None:
-            return _Block(count, "".join(text), FinishReason.STOP)
-        if count == request.num_remaining:
-            text.append(detokenizer.finish())
-            return _Block(count, "".join(text), FinishReason.LENGTH)
-    return _Block(len(candidates), "".join(text), None)
+def _idle_reason(entry: PlanEntry) -> str:
+    """Say why a request that had caught up got no draft, if it got none."""
+    request = entry.request
+    if not request.drafting:
+        return "drafter_failed"
+    if request.params.max_draft == 0:
+        return "not_wanted"
+    if entry.max_draft == 0:
+        return "at_its_end" if request.num_remaining <= 0 else "no_room"
+    return "no_guess"
 
 
 def _explain(entry: PlanEntry, fault: Fault) -> ForerunError:
@@ -207,7 +288,9 @@ def _explain(entry: PlanEntry, fault: Fault) -> ForerunError:
             f"the model gave NaN or infinite logits {place}; check the weights, or try "
             "dtype='float32'"
         )
+    if request.grammar_error is not None:
+        return NoTokenPossible(f"the constraint cannot go on {place}: {request.grammar_error}")
     return NoTokenPossible(
-        f"no token is possible {place}: allowed_token_ids, banned_token_ids, bad_words and "
-        "min_tokens leave none; loosen one of them"
+        f"no token is possible {place}: allowed_token_ids, banned_token_ids, bad_words, "
+        "min_tokens and the constraint leave none; loosen one of them"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, Self
 
@@ -17,12 +18,14 @@ from ..params import SamplingParams
 from ..registry import resolve_model
 from ..sampling import Chooser, make_chooser
 from ..types import TokenEvent
-from .core import EngineCore
+from .core import EngineCore, StepObserver
+from .faults import FaultyDrafter, FaultyRunner, faults_asked_for
 from .intake import Intake
-from .loop import EngineLoop
+from .loop import EngineLoop, Pulse, Sink
 from .request import Request
 from .results import Bundle, Chunk, GenerationResult, Stream
-from .setup import make_codec, set_up
+from .runner import Runner
+from .setup import Machinery, make_codec, set_up
 
 __all__ = ["Chunk", "Engine", "GenerationResult", "Prompt"]
 
@@ -33,6 +36,8 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 class Engine:
     """A loaded model with its drafter, ready for requests from any thread or event loop."""
+
+    machinery: Machinery  # what it runs on
 
     def __init__(
         self,
@@ -45,12 +50,18 @@ class Engine:
         self.model_config = files.config
         self.codec = make_codec(files)
         chosen = make_drafter(config.speculation) if drafter is None else drafter
+        faults = faults_asked_for()
+        if faults is not None:
+            chosen = FaultyDrafter(chosen, faults)
         self._ids = itertools.count()
         chosen_rule = choose or make_chooser(config.speculation.accept_rule)
 
         def build() -> EngineCore:
-            self.machinery = set_up(files, config)
-            return EngineCore(self.machinery.runner, self.machinery.scheduler, chosen, chosen_rule)
+            self.machinery = set_up(files, config, faults)
+            runner: Runner = self.machinery.runner
+            if faults is not None:
+                runner = FaultyRunner(runner, faults)
+            return EngineCore(runner, self.machinery.scheduler, chosen, chosen_rule)
 
         self._loop = EngineLoop(build)
         self._intake = Intake(
@@ -59,6 +70,11 @@ class Engine:
             eos_token_ids=files.config.eos_token_ids,
             max_model_len=self.machinery.max_model_len,
         )
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context, prompt and answer, in tokens."""
+        return self.machinery.max_model_len
 
     @classmethod
     def from_pretrained(
@@ -120,7 +136,39 @@ class Engine:
 
         The chunks of n answers come as they are made; `sample_index` says whose each is.
         """
-        return self._stream(Bundle(self._make_samples(prompt, params)))
+        return self._stream(self.prepare(prompt, params))
+
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Bundle:
+        """Check a prompt and its params, and make its requests, without starting anything."""
+        return Bundle(self._make_samples(prompt, params))
+
+    def start(self, bundle: Bundle, sink: Sink) -> None:
+        """Start prepared requests. `sink` gets their events in the engine's thread, for
+        `Bundle.take`; it must neither block nor raise.
+        """
+        for request in bundle.requests:
+            self._loop.submit(request, sink)
+
+    def cancel(self, bundle: Bundle) -> None:
+        """End within one step whatever of a bundle still runs; its last events say so."""
+        self._abandon(bundle.streams)
+
+    def observe(self, observer: StepObserver) -> None:
+        """Have every step reported from now on, in the engine's thread."""
+        self._loop.call(lambda core: core.observers.append(observer)).result()
+
+    def call(self, function: Callable[[EngineCore], Any]) -> Future[Any]:
+        """Run a function between two steps in the engine's thread; for checks and for tests."""
+        return self._loop.call(function)
+
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Requests that run and that wait, and cache blocks in use, at this moment."""
+        return self._loop.load
+
+    def pulse(self) -> Pulse:
+        """Say whether the engine's thread lives, and since when its step has run."""
+        return self._loop.pulse()
 
     async def agenerate(
         self,
@@ -135,7 +183,7 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> AsyncIterator[Chunk]:
         """`stream` for asyncio."""
-        bundle = Bundle(self._make_samples(prompt, params))
+        bundle = self.prepare(prompt, params)
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         try:
@@ -162,6 +210,7 @@ class Engine:
     def close(self) -> None:
         """End all requests and the engine's thread."""
         self._loop.close()
+        self._intake.close()
 
     def __enter__(self) -> Self:
         return self

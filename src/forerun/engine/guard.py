@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..draft.base import Drafter
 from ..types import DraftRequest, Proposal, RequestOutcome
+from .constrain import FORCED, constrain
 from .drafts import NO_DRAFT, Draft, find_fault, pack_drafts, read_drafts
 from .request import Request
 
-__all__ = ["GuardedDrafter"]
+__all__ = ["GuardedDrafter", "Guesses"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """A step's drafts, who guessed them, and what grammars allow at their positions."""
+
+    proposal: Proposal
+    methods: tuple[str, ...]  # of each request
+    masks: tuple[NDArray[np.int32] | None, ...]  # [length + 1, words] bits; None: no grammar
 
 
 class GuardedDrafter:
@@ -29,6 +42,12 @@ class GuardedDrafter:
         self._row_cost = row_cost
         self._vocab_size = vocab_size
         self._alive: dict[int, Request] = {}
+        self.faults: list[str] = []  # reasons, since somebody last took them
+
+    @property
+    def method(self) -> str:
+        """What the drafter is called where guesses are counted."""
+        return self._drafter.abilities.method
 
     def start(self, request: Request) -> None:
         """Introduce a request to the drafter."""
@@ -38,12 +57,21 @@ class GuardedDrafter:
         except Exception:  # noqa: BLE001
             self._give_up(request, "start_failed")
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> Proposal:
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> Guesses:
         """Ask for drafts of at most the given lengths. One that fails alone fails alone."""
         views = [request.draft_view(max_draft, self._row_cost) for request, max_draft in wanted]
         asked = [view for view in views if view.max_draft > 0]
         drafts = self._ask(asked) if asked else {}
-        return pack_drafts([drafts.get(view.request_id, NO_DRAFT) for view in views])
+        taken = [drafts.get(view.request_id, NO_DRAFT) for view in views]
+        methods = [self.method] * len(views)
+        masks: list[NDArray[np.int32] | None] = [None] * len(views)
+        for index, (request, max_draft) in enumerate(wanted):
+            if request.grammar is not None:
+                fitted = constrain(request, taken[index], max_draft, self._vocab_size)
+                taken[index], masks[index] = fitted.draft, fitted.masks
+                if fitted.is_forced:
+                    methods[index] = FORCED
+        return Guesses(pack_drafts(taken), tuple(methods), tuple(masks))
 
     def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
         """Tell the drafter what became of a step, but for requests that it has failed."""
@@ -94,6 +122,7 @@ class GuardedDrafter:
         """Decode a request plainly from now on. Called inside the handler, for the traceback."""
         request.drafting = False
         request.counters.count_fault(reason)
+        self.faults.append(reason)
         logger.warning(
             "drafter failed (%s); request %d goes on without",
             reason,

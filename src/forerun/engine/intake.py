@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from ..constraint import Constraint
 from ..errors import ContextTooLong, EmptyPrompt, InvalidParameter, InvalidToken
+from ..grammar.compiler import GrammarCompiler
+from ..grammar.state import GrammarState
 from ..params import SamplingParams
 from ..sampling import TokenCounts, TokenRules, derive_seed
 from ..text import IncrementalDetokenizer, TextCodec
@@ -30,6 +34,8 @@ class Intake:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_model_len = max_model_len
+        self._compiler: GrammarCompiler | None = None
+        self._compiler_lock = threading.Lock()
 
     def make(
         self,
@@ -45,6 +51,7 @@ class Intake:
             EmptyPrompt, ContextTooLong: what is wrong with the prompt.
             InvalidToken: an option names a token that the vocabulary does not have.
             InvalidParameter: an option cannot mean anything for this model.
+            InvalidConstraint, DependencyMissing: what the output must look like cannot be enforced.
         """
         self._check_length(tokens, params)
         self._check_ids(params)
@@ -70,6 +77,7 @@ class Intake:
                 self._codec,
                 stop_strings=params.stop_strings,
                 min_tokens=params.min_tokens,
+                skip_special=params.skip_special_tokens,
                 prompt_tail=tokens,
             ),
             arrival_s=time.perf_counter(),
@@ -77,7 +85,14 @@ class Intake:
             counts=_counts(rules, tokens),
             sample_index=sample_index,
             echo=echo,
+            grammar=None if params.constraint is None else self._grammar(params.constraint),
         )
+
+    def close(self) -> None:
+        """End the processes that try grammars out."""
+        with self._compiler_lock:
+            if self._compiler is not None:
+                self._compiler.close()
 
     def check_token(self, token: int, what: str) -> None:
         """Raise `InvalidToken` unless the vocabulary has the token."""
@@ -85,6 +100,13 @@ class Intake:
             raise InvalidToken(
                 f"{what} {token} is outside the vocabulary (0 to {self._vocab_size - 1})"
             )
+
+    def _grammar(self, constraint: Constraint) -> GrammarState:
+        """Compile what an output must look like, for one request."""
+        with self._compiler_lock:
+            if self._compiler is None:  # made when first needed: it goes through the vocabulary
+                self._compiler = GrammarCompiler(self._codec, self._vocab_size, self._eos_token_ids)
+        return self._compiler.compile(constraint).start()
 
     def _check_length(self, tokens: Sequence[int], params: SamplingParams) -> None:
         if not tokens:

@@ -10,20 +10,36 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import EngineClosed
 from ..types import FinishReason, TokenEvent
 from .core import EngineCore
 from .request import Request
 
-__all__ = ["EngineLoop", "Sink"]
+__all__ = ["EngineLoop", "Pulse", "Sink"]
 
 logger = logging.getLogger(__name__)
 
 # Receives a request's events, in the loop's thread; must not block and must not raise.
 Sink = Callable[[TokenEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A sign of life of the engine's thread."""
+
+    is_alive: bool
+    is_busy: bool  # inside a step, or about to begin one
+    since_beat_s: float  # since a step last began or ended
+
+    def hangs(self, longest_step_s: float) -> bool:
+        """Say whether a step has taken longer than any should."""
+        return self.is_busy and self.since_beat_s > longest_step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +54,17 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[EngineCore], Any]
+    answer: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _Close:
     pass
 
 
-_Command = _Submit | _Cancel | _Close
+_Command = _Submit | _Cancel | _Call | _Close
 
 
 class EngineLoop:
@@ -56,6 +78,8 @@ class EngineLoop:
         self._sinks: dict[int, Sink] = {}
         self._is_closed = False
         self._door = threading.Lock()  # held to post a command, and to close
+        self._is_busy = False
+        self._beat_s = time.perf_counter()
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         self._thread.start()
         error = self._built.get()
@@ -70,6 +94,22 @@ class EngineLoop:
     def cancel(self, request_id: int) -> None:
         """End a request within one step. One that has ended already is left alone."""
         self._post(_Cancel(request_id))
+
+    def call(self, function: Callable[[EngineCore], Any]) -> Future[Any]:
+        """Run a function in the engine's thread, between two steps."""
+        answer: Future[Any] = Future()
+        self._post(_Call(function, answer))
+        return answer
+
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Requests that run and that wait, and cache blocks in use; from any thread."""
+        return self._core.load
+
+    def pulse(self) -> Pulse:
+        """Say how the thread is; from any thread, at any time, without waiting."""
+        alive = self._thread.is_alive() and not self._is_closed
+        return Pulse(alive, self._is_busy, time.perf_counter() - self._beat_s)
 
     def close(self) -> None:
         """End everything that runs, and the thread. Calling it again does nothing."""
@@ -94,7 +134,10 @@ class EngineLoop:
         self._built.put(None)
         try:
             while self._obey(wait=not self._core.has_work):
-                for event in self._core.step():
+                self._beat(is_busy=True)
+                events = self._core.step()
+                self._beat(is_busy=self._core.has_work)
+                for event in events:
                     self._deliver(event)
         except BaseException as error:
             logger.critical("the engine's thread died", exc_info=True)
@@ -117,9 +160,18 @@ class EngineLoop:
                     event = self._core.cancel(request_id)
                     if event is not None:
                         self._deliver(event)
+                case _Call(function, answer):
+                    try:
+                        answer.set_result(function(self._core))
+                    except BaseException as error:  # noqa: BLE001  (its caller's, not ours)
+                        answer.set_exception(error)
                 case _Close():
                     return False
             wait = wait and not self._core.has_work
+
+    def _beat(self, *, is_busy: bool) -> None:
+        self._beat_s = time.perf_counter()
+        self._is_busy = is_busy
 
     def _deliver(self, event: TokenEvent) -> None:
         sink = self._sinks[event.request_id]
@@ -134,6 +186,8 @@ class EngineLoop:
             command = self._commands.get()
             if isinstance(command, _Submit):
                 self._sinks[command.request.request_id] = command.sink
+            elif isinstance(command, _Call):
+                command.answer.set_exception(error)
         for request_id, sink in self._sinks.items():
-            sink(TokenEvent(request_id, (), "", 0, FinishReason.ERROR, error))
+            sink(TokenEvent(request_id, (), None, 0, FinishReason.ERROR, error))
         self._sinks.clear()

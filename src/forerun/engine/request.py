@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..cache.blocks import hash_block
+from ..grammar.state import GrammarState
 from ..params import SamplingParams
 from ..sampling import TokenCounts, TokenRules
 from ..text import IncrementalDetokenizer
@@ -39,6 +40,8 @@ class Request:
     counts: TokenCounts | None = None  # of the output, for requests with penalties
     sample_index: int = 0  # which of its prompt's samples it is
     echo: str = ""  # the prompt's text, if the answer is to begin with it
+    grammar: GrammarState | None = None  # what the output must look like, as far as it has come
+    grammar_error: Exception | None = None  # why the grammar could not go on
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt tokens 1, 2, ...
     num_computed: int = 0
     num_proven: int = 0
@@ -57,7 +60,9 @@ class Request:
     @property
     def is_plainly_greedy(self) -> bool:
         """Whether each of its tokens is the likeliest, and nothing more is asked of the logits."""
-        return self.params.temperature == 0 and self.params.logprobs is None and self.rules.is_empty
+        params = self.params
+        wants_nothing = params.logprobs is None and self.rules.is_empty and self.grammar is None
+        return params.temperature == 0 and wants_nothing
 
     @property
     def num_pending(self) -> int:
@@ -88,7 +93,8 @@ class Request:
     def block_hashes(self, block_size: int, num_blocks: int) -> list[bytes]:
         """Hash the first `num_blocks` full blocks of tokens; each is hashed once."""
         for index in range(len(self.hashes), num_blocks):
-            parent = self.hashes[-1] if self.hashes else b""
+            # Whoever has another salt finds nothing of ours, nor learns by timing what we asked.
+            parent = self.hashes[-1] if self.hashes else self.params.cache_salt.encode()
             chunk: Sequence[int] = self.tokens[index * block_size : (index + 1) * block_size]
             assert len(chunk) == block_size, "only full blocks of committed tokens are hashed"
             self.hashes.append(hash_block(parent + self._kind(index, block_size), chunk))

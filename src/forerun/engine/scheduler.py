@@ -3,7 +3,8 @@
 There is no prefill phase and no decode phase: a request has tokens and a number of computed
 positions, and a step lets it catch up, in pieces if need be; one that has caught up may run
 ahead by a draft. When the cache is full the youngest request gives up its blocks and computes
-them again later. Drafts never push anybody out.
+them again later. Drafts never push anybody out. Whoever has the lower `priority` number is
+admitted first and gives way last.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # oldest first
         self._suspect: list[tuple[int, int]] = []  # (block, from offset) where NaN may lie
+        self.num_preemptions = 0  # ever
 
     @property
     def num_waiting(self) -> int:
@@ -92,6 +94,15 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_blocks_used(self) -> int:
+        """Cache blocks that requests own."""
+        return self._pool.num_blocks - self._pool.num_free
 
     def add(self, request: Request) -> None:
         """Queue a request. It starts at the next step that has room for it."""
@@ -246,7 +257,7 @@ class Scheduler:
                 return True
             # Not one that this step already counts on, unless nobody else is left.
             spare = [each for each in self._running if each.request_id not in planned]
-            victim = spare[-1]
+            victim = max(reversed(spare), key=lambda each: each.params.priority)
             self._preempt(victim)
             if victim is request:
                 return False
@@ -258,13 +269,15 @@ class Scheduler:
         request.num_proven = 0
         request.num_published = 0
         request.counters.num_preemptions += 1
+        self.num_preemptions += 1
         self._waiting.appendleft(request)
 
     def _admit(self, planned: dict[int, int], budget: int, now_s: float) -> int:
         """Start waiting requests while there is room: tokens of the budget that they take."""
         used = 0
         while self._waiting and len(self._running) < self._max_num_seqs and used < budget:
-            request = self._waiting[0]
+            # Of equals the first: `min` keeps their order.
+            request = min(self._waiting, key=lambda each: each.params.priority)
             shared = self._find_prefix(request)
             self._pool.share(shared)
             computed = len(shared) * self._pool.block_size
@@ -273,7 +286,7 @@ class Scheduler:
             if blocks is None:
                 self._pool.release(shared)
                 break
-            self._waiting.popleft()
+            self._waiting.remove(request)
             self._running.append(request)
             request.blocks = [*shared, *blocks]
             request.num_computed = computed

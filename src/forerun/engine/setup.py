@@ -23,6 +23,7 @@ from ..model.loader import ModelFiles
 from ..text import TextCodec
 from ..types import ForwardInput
 from . import memory
+from .faults import Faults, FaultyPool
 from .runner import TargetRunner
 from .scheduler import Scheduler
 
@@ -76,8 +77,8 @@ def make_codec(files: ModelFiles) -> TextCodec:
     )
 
 
-def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
-    """Load the weights and allocate the cache.
+def set_up(files: ModelFiles, config: EngineConfig, faults: Faults | None = None) -> Machinery:
+    """Load the weights and allocate the cache, one that fails on purpose if `faults` say so.
 
     Raises:
         ConfigError: a setting does not fit the model.
@@ -112,8 +113,10 @@ def set_up(files: ModelFiles, config: EngineConfig) -> Machinery:
         )
     shape = decoder.cache_shape(config.block_size)
     num_blocks = _count_blocks(config, shape, max_model_len, device)
+    size = config.block_size
+    pool = BlockPool(num_blocks, size) if faults is None else FaultyPool(num_blocks, size, faults)
     scheduler = Scheduler(
-        BlockPool(num_blocks, config.block_size),
+        pool,
         max_num_seqs=config.max_num_seqs,
         token_budget=config.max_num_batched_tokens,
         max_model_len=max_model_len,

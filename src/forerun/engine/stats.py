@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Counters", "RequestStats", "add_counts"]
+__all__ = ["Counters", "RequestStats", "SampledRow", "StepReport", "add_counts"]
 
 
 @dataclass(slots=True)
@@ -100,6 +100,46 @@ class RequestStats:
             "acceptance_by_position",
         )
         return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """What a step meant for one request that had caught up."""
+
+    method: str  # which drafter was asked; "none" where nobody was
+    num_drafted: int
+    num_accepted: int
+    num_emitted: int
+    idle_reason: str | None  # why nothing was drafted; None: something was
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step as whoever watches the engine hears of it, after it is done."""
+
+    num_requests: int  # that took part in the pass
+    num_rows: int  # tokens computed: prompt pieces, decoded tokens and drafts
+    num_prompt_tokens: int  # of these, tokens of prompts
+    sampled: tuple[SampledRow, ...]  # the requests that had caught up
+    draft_s: float
+    verify_s: float
+    host_s: float
+    plain_s: float  # what plain decoding would have taken for the tokens emitted: modelled
+    num_running: int  # requests, after the step
+    num_waiting: int
+    num_blocks_used: int  # cache blocks that requests own
+    num_blocks: int
+    num_preempted: int  # requests that gave up their blocks in this step
+    faults: tuple[str, ...]  # drafter failures in this step, by reason
+
+    @property
+    def num_emitted(self) -> int:
+        return sum(row.num_emitted for row in self.sampled)
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that this step saved against plain decoding; negative: it cost some."""
+        return self.plain_s - (self.draft_s + self.verify_s + self.host_s)
 
 
 def add_counts(parts: list[RequestStats]) -> Counters:

@@ -31,6 +31,8 @@ from ..sampling import (
 )
 from ..types import Outcome, Proposal, TokenLogprob
 from .batch import row_positions
+from .constrain import mask_logits
+from .guard import Guesses
 from .request import Request
 from .scheduler import Plan, PlanEntry
 
@@ -56,11 +58,12 @@ class Decision:
 
 
 @torch.inference_mode()
-def decide(plan: Plan, proposal: Proposal, logits: Tensor, choose: Chooser) -> list[Decision]:
+def decide(plan: Plan, guesses: Guesses, logits: Tensor, choose: Chooser) -> list[Decision]:
     """Accept drafts against rows of logits [M, V], which are changed on the way.
 
     `choose` names the rule for the drafts at hand.
     """
+    proposal = guesses.proposal
     requests = [entry.request for entry in plan.sampling]
     if not requests:
         return []
@@ -69,7 +72,8 @@ def decide(plan: Plan, proposal: Proposal, logits: Tensor, choose: Chooser) -> l
     rows = _Rows(requests, proposal)
     broken = rows.owners[bad_rows(logits).cpu()].unique().tolist()
     raw = _keep_raw(requests, rows, logits)
-    first_dead = _adjust(requests, rows, logits)
+    masked = mask_logits(logits, guesses.masks, rows.counts.tolist())
+    first_dead = _adjust(requests, rows, logits, masked)
     params = FilterParams.from_params([each.params for each in requests], logits.device)
     params = params.repeat(rows.counts.to(logits.device), len(logits))
     # At temperature 0 every lossless rule keeps what equals the argmax.
@@ -153,21 +157,27 @@ def _keep_raw(requests: Sequence[Request], rows: _Rows, logits: Tensor) -> dict[
     }
 
 
-def _adjust(requests: Sequence[Request], rows: _Rows, logits: Tensor) -> dict[int, int]:
+def _adjust(
+    requests: Sequence[Request], rows: _Rows, logits: Tensor, masked: Tensor | None
+) -> dict[int, int]:
     """Apply what requests ask of single tokens; say which of their rows first leaves no token.
 
-    Such a row is given token 0. What is emitted before it is right whatever it holds, and the
-    request ends where it is reached.
+    `masked` are the rows that grammars have touched already. A dead row is given token 0. What is
+    emitted before it is right whatever it holds, and the request ends where it is reached.
     """
     histories = [
         History(each.rules, each.counts, each.tokens, each.num_output, draft)
         for each, draft in zip(requests, rows.drafts, strict=True)
     ]
     adjustments = collect_adjustments(histories, logits.device)
-    if adjustments is None:
+    if adjustments is not None:
+        adjust_logits(logits, adjustments)
+        touched = adjustments.rows if masked is None else torch.cat([adjustments.rows, masked])
+        touched = touched.unique()
+    elif masked is not None:
+        touched = masked
+    else:
         return {}
-    adjust_logits(logits, adjustments)
-    touched = adjustments.rows
     dead = touched[logits[touched].amax(-1) == -torch.inf]
     logits[dead, 0] = 0.0
     first_dead: dict[int, int] = {}

@@ -7,6 +7,7 @@ Nothing here changes after construction, so threads may share a codec.
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,11 +51,11 @@ class TextCodec:
                 f"{bos_token!r}; correct bos_token or add_bos_token in tokenizer_config.json"
             )
         self.add_bos = add_bos
-        self.special_ids = frozenset(
-            token_id
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        )
+        added = tokenizer.get_added_tokens_decoder().items()
+        self.special_tokens = {
+            token.content: token_id for token_id, token in added if token.special
+        }
+        self.special_ids = frozenset(self.special_tokens.values())
         self._byte_values = self._find_byte_tokens()
         self._anchor = self._find_anchor()
         self._anchor_len = len(self.decode(self._anchor))
@@ -64,12 +65,35 @@ class TextCodec:
         """Count the tokens, added ones included; a model's logits may be padded beyond it."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def chat_source(self) -> str | None:
+        """The source of the model's chat template."""
+        return self._chat_source
+
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
         """Compile the model's chat template; `TemplateError` if it has none or a broken one."""
         return require_template(
             self._chat_source, bos_token=self.bos_token, eos_token=self.eos_token
         )
+
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """The tokens beside the trained vocabulary, by id: special ones and others."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items()}
+
+    @property
+    def decoder_kinds(self) -> frozenset[str]:
+        """The names of the tokenizer's decoding steps, such as ByteLevel or ByteFallback."""
+        decoder = json.loads(self._tokenizer.to_str())["decoder"] or {}
+        steps = decoder.get("decoders", [decoder])
+        return frozenset(step["type"] for step in steps if "type" in step)
+
+    def token(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it, or None for an id that no token has."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Turn text into token ids; special tokens written in it become control tokens.

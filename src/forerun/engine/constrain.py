@@ -1,0 +1,85 @@
+"""Outputs that must look like something: drafts cut to what is legal, and masks for their rows.
+
+A grammar is part of the target's distribution: it is applied at every draft position, before the
+acceptance rule sees the logits, so speculation changes nothing here either. What the grammar forces
+is drafted for nothing; it is a guess like any other, and verified like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import ForerunError
+from ..grammar.masks import unpack_masks
+from .drafts import Draft
+from .request import Request
+
+__all__ = ["FORCED", "Constrained", "constrain", "mask_logits"]
+
+FORCED = "forced"  # the method that counts what a grammar forces
+
+
+@dataclass(frozen=True, slots=True)
+class Constrained:
+    """One request's draft as its grammar lets it pass, and what the grammar allows beside it."""
+
+    draft: Draft
+    is_forced: bool
+    masks: NDArray[np.int32]  # [length + 1, words] bits: row i after i draft tokens
+
+
+def constrain(request: Request, draft: Draft, max_draft: int, vocab_size: int) -> Constrained:
+    """Fit one request's draft to its grammar, and say what may stand where.
+
+    A deterministic draft is cut at its first illegal token. A sampled one stays whole: its length
+    must not depend on what was sampled (non-anticipation), and the rule rejects what has no
+    probability under the masked target.
+
+    A grammar that fails here allows nothing, and ends its request with `grammar_error`.
+    """
+    assert request.grammar is not None, "only what is constrained is asked about"
+    try:
+        return _constrain(request, draft, max_draft)
+    except ForerunError as error:
+        request.grammar_error = error
+        nothing = np.zeros((1, -(-vocab_size // 32)), np.int32)
+        return Constrained(Draft((), 0, None), False, nothing)
+
+
+def _constrain(request: Request, draft: Draft, max_draft: int) -> Constrained:
+    grammar = request.grammar
+    assert grammar is not None
+    tokens = draft.tokens[: draft.length]
+    if draft.probs is not None and draft.length:
+        masks = grammar.masks(tokens[: grammar.count_legal(tokens)])
+        # Rows behind an illegal token are never reached: it is rejected for sure.
+        free = np.full((draft.length + 1 - len(masks), masks.shape[1]), -1, np.int32)
+        return Constrained(draft, False, np.concatenate([masks, free]))
+    forced = tuple(grammar.likely_forced(max_draft))
+    legal = forced or tokens[: grammar.count_legal(tokens)]
+    return Constrained(Draft(legal, len(legal), None), bool(forced), grammar.masks(legal))
+
+
+def mask_logits(
+    logits: Tensor, masks: Sequence[NDArray[np.int32] | None], counts: Sequence[int]
+) -> Tensor | None:
+    """Rule out what grammars do, in place, in logits [M, V]; list the rows touched, if any.
+
+    Request i owns `counts[i]` rows, in order; None stands for one without a grammar.
+    """
+    touched = []
+    first = 0
+    for packed, count in zip(masks, counts, strict=True):
+        if packed is not None:
+            rows = slice(first, first + count)
+            allowed = torch.from_numpy(unpack_masks(packed, logits.shape[1])).to(logits.device)
+            logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+            touched.append(torch.arange(rows.start, rows.stop, device=logits.device))
+        first += count
+    return torch.cat(touched) if touched else None

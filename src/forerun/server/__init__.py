@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: requests over HTTP to the engine, answers as JSON or streams."""

@@ -1,0 +1,115 @@
+"""From a request's bytes to checked fields: JSON as the standard has it, then the fields' types.
+
+Python's parser takes more than JSON: NaN, numbers of any length, nesting until the stack ends.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from .failures import Refusal
+
+__all__ = ["read_fields", "read_json"]
+
+Fields = TypeVar("Fields", bound=BaseModel)
+MAX_DEPTH = 64
+MAX_SHOWN_CHARS = 80
+
+
+async def read_fields(request: Request, model: type[Fields]) -> Fields:
+    """Read a request's JSON object as `model`.
+
+    Raises:
+        Refusal: 400 with the name of the field, 413, 415.
+    """
+    given = await read_json(request)
+    if not isinstance(given, dict):
+        raise Refusal(400, f"the body is a JSON {_kind(given)}; an object is needed")
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+async def read_json(request: Request) -> Any:
+    """Read a request's body as JSON."""
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(
+            415,
+            f"the content type is {content_type[:MAX_SHOWN_CHARS]!r}; application/json is needed",
+            code="unsupported_media_type",
+        )
+    body = await request.body()
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:  # UnicodeDecodeError and numbers of too many digits too
+        raise Refusal(400, f"the body is no JSON: {_shorten(error)}", code="invalid_json") from None
+    if _depth_exceeds(value, MAX_DEPTH):
+        raise _too_deep()
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _too_deep() -> Refusal:
+    return Refusal(400, f"the body nests deeper than {MAX_DEPTH}", code="invalid_json")
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _explain(error: ValidationError) -> Refusal:
+    """Put the first thing that is wrong into a sentence that names the field and the value."""
+    first = error.errors(include_url=False)[0]
+    path = _path(first["loc"])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        text = f"{path} is missing"
+    else:
+        text = f"{path}={_shorten(first.get('input'))}: {message}"
+    return Refusal(400, text, param=path or None, code="invalid_value")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """messages, 0, content -> messages[0].content; names of union members are left out."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in _UNION_MEMBERS:
+            path += f".{part}" if path else part
+    return path
+
+
+_UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "dict", "list", "constrained"})
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "array", str: "string", int: "number", float: "number", bool: "boolean"}
+    return kinds.get(type(value), "null")
+
+
+def _shorten(value: object) -> str:
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
