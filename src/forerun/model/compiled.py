@@ -181,9 +181,11 @@ def _read_weights(
     form = "int8" if whole else "float32"
     if not whole and (dtype == torch.bfloat16 or all_fit_bf16(source, matrices)):
         form = "bfloat16"
-    # What is rounded to eight bits is read as it stands in the file, not rounded twice.
     reader = WeightReader(source, torch.device("cpu"), dtype)
-    wide_reader = WeightReader(source, torch.device("cpu"), torch.float32) if whole else reader
+    # What is rounded to eight bits is read as it stands in the file, not rounded twice; and what
+    # bfloat16 holds is not made four bytes first.
+    as_read = {"int8": torch.float32, "bfloat16": torch.bfloat16, "float32": dtype}[form]
+    weights = WeightReader(source, torch.device("cpu"), as_read)
 
     def matrix(outputs: int, inputs: int, count: int = layers) -> _Matrix:
         panels = allocate(count, outputs, inputs, form=form)
@@ -205,23 +207,25 @@ def _read_weights(
         attention, mlp = f"{base}.self_attn", f"{base}.mlp"
         parts = {f"{attention}.q_proj": wide}
         parts |= {f"{attention}.{name}_proj": narrow for name in ("k", "v")}
-        qkv.put(index, *wide_reader.stack(parts, size, bias=config.qkv_bias))
+        bias = reader.stack_bias(parts) if config.qkv_bias else None
+        qkv.put(index, weights.stack(parts, size, bias=False)[0], bias)
         parts = {f"{attention}.o_proj": size}
-        out.put(index, *wide_reader.stack(parts, wide, bias=config.o_bias))
+        bias = reader.stack_bias(parts) if config.o_bias else None
+        out.put(index, weights.stack(parts, wide, bias=False)[0], bias)
         parts = {f"{mlp}.{name}_proj": inner for name in ("gate", "up")}
-        gate_up.put(index, *wide_reader.stack(parts, size, bias=False))
-        down.put(index, *wide_reader.stack({f"{mlp}.down_proj": size}, inner, bias=False))
+        gate_up.put(index, weights.stack(parts, size, bias=False)[0])
+        down.put(index, weights.stack({f"{mlp}.down_proj": size}, inner, bias=False)[0])
         input_norms[index] = reader.read(f"{base}.input_layernorm.weight", size)
         mlp_norms[index] = reader.read(f"{base}.post_attention_layernorm.weight", size)
         if config.qk_norm:
             q_norms[index] = reader.read(f"{attention}.q_norm.weight", head_width)
             k_norms[index] = reader.read(f"{attention}.k_norm.weight", head_width)
     input_norms[layers] = reader.read("model.norm.weight", size)
-    embedding.put(0, wide_reader.read("model.embed_tokens.weight", config.vocab_size, size))
+    embedding.put(0, weights.read("model.embed_tokens.weight", config.vocab_size, size))
     head = embedding
     if not config.tie_embeddings:
         head = matrix(config.vocab_size, size, 1)
-        head.put(0, wide_reader.read("lm_head.weight", config.vocab_size, size))
+        head.put(0, weights.read("lm_head.weight", config.vocab_size, size))
     rotary = Rotary.from_frequencies(rope_frequencies(config), max_positions)
     windows = [window or EVERYTHING for window in config.sliding_windows]
     return kernel.Weights(

@@ -9,19 +9,16 @@ from pydantic import Field, StrictBool
 
 from ..constraint import Constraint
 from ..engine.results import Bundle
-from ..errors import InvalidParameter, TemplateError
-from ..text.time_limit import TimeIsUp, time_limit
 from .asked import read_constraint, read_params
 from .failures import Refusal
 from .fields import Count, GenerationFields, Text
 from .keys import ApiKey
+from .rendering import render_messages
 from .service import Service
 from .tools import (
     Tool,
     ToolCallParser,
     ToolFormat,
-    normalise_messages,
-    prepare_messages,
     tool_constraint,
     tool_support,
     validate_tool_choice,
@@ -31,7 +28,6 @@ from .tools import (
 __all__ = ["ChatFields", "PreparedChat", "prepare_chat"]
 
 MAX_MESSAGES = 4096
-RESERVED = frozenset({"tools", "messages", "add_generation_prompt"})
 
 
 class ChatFields(GenerationFields):
@@ -142,17 +138,6 @@ def _constraint(
 
 
 def _render(service: Service, given: ChatFields, tools: tuple[Tool, ...]) -> list[int]:
-    """Turn messages to token ids with the model's template, within its time."""
-    codec = service.engine.codec
-    support = tool_support(codec.chat_source)
-    messages = normalise_messages(given.messages, support.format)
-    messages = prepare_messages(messages, tools, support)
-    extra = dict(given.chat_template_kwargs or {})
-    for name in RESERVED & extra.keys():
-        raise InvalidParameter(f"chat_template_kwargs: {name!r} is a field of its own")
-    if tools and support.variable is not None:
-        definitions = [dict(tool.definition) for tool in tools]
-        extra[support.variable] = definitions
     continues = bool(given.continue_final_message)
     if continues and given.add_generation_prompt:
         raise Refusal(
@@ -161,26 +146,12 @@ def _render(service: Service, given: ChatFields, tools: tuple[Tool, ...]) -> lis
             param="continue_final_message",
             code="invalid_value",
         )
-    starts_anew = not continues and given.add_generation_prompt is not False
-    seconds = service.config.template_timeout_s
-    try:
-        with time_limit(seconds):
-            text = codec.chat_template.render(messages, add_generation_prompt=starts_anew, **extra)
-    except TimeIsUp:
-        raise TemplateError(
-            f"the model's chat template ran for more than {seconds:g} s; send fewer or shorter "
-            "messages"
-        ) from None
-    if continues:
-        text = _cut_after(text, messages[-1]["content"])
-    return codec.encode(text, add_special=False)
-
-
-def _cut_after(text: str, last: str) -> str:
-    """Drop what a template puts behind the last message, so that the model goes on with it."""
-    place = text.rfind(last.strip())
-    if place < 0 or not last.strip():
-        raise TemplateError(
-            "the last message cannot be continued: the model's template writes it otherwise"
-        )
-    return text[: place + len(last.strip())]
+    return render_messages(
+        service.engine.codec,
+        given.messages,
+        seconds=service.config.template_timeout_s,
+        tools=tools,
+        starts_anew=not continues and given.add_generation_prompt is not False,
+        continues=continues,
+        variables=given.chat_template_kwargs,
+    )

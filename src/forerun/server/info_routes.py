@@ -14,6 +14,7 @@ from .._version import __version__
 from .body import read_fields
 from .failures import Refusal
 from .fields import Loose, ShortText
+from .rendering import render_messages
 from .service import Service, service_of
 
 __all__ = [
@@ -78,8 +79,12 @@ async def tokenize(http: HttpRequest) -> Response:
     def encode() -> list[int]:
         codec = service.engine.codec
         if given.messages is not None:
-            starts = given.add_generation_prompt is not False
-            return codec.encode_chat(given.messages, add_generation_prompt=starts)
+            return render_messages(
+                codec,
+                given.messages,
+                seconds=service.config.template_timeout_s,
+                starts_anew=given.add_generation_prompt is not False,
+            )
         return codec.encode(given.prompt or "", add_special=given.add_special_tokens is not False)
 
     tokens = await service.prepare(encode)

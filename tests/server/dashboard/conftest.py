@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from dashboard_browser import Browser, Page, find_chromium
+from dashboard_browser import Browser, Open, Page, find_chromium
 from dashboard_fake import Fake, Script
-
-Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,7 @@ class Page:
     def close(self) -> None:
         self._browser.call("Target.disposeBrowserContext", browserContextId=self._context)
         del self._browser.pages[self._session]
+
+
+# Opens the dashboard; takes the size of the window and media features.
+Open = Callable[..., Page]

@@ -8,8 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import Open
-from dashboard_browser import Page
+from dashboard_browser import Open, Page
 from dashboard_fake import MAX_DRAFT, PAGE_DIR, Fake, Script
 
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
