@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,33 @@ def as_case(line: str):
     return pytest.param(line, marks=pytest.mark.slow if "certify" in line else ())
 
 
-@pytest.mark.parametrize("line", [as_case(line) for line in COMMANDS])
+ENDING = [line for line in COMMANDS if " serve " not in line]
+
+
+@pytest.mark.parametrize("line", [as_case(line) for line in ENDING])
 def test_a_command_works(line: str) -> None:
     talk = "What is two plus two?\n/quit\n" if "chat" in line else ""
     assert run(shlex.split(line), talk).strip()
+
+
+def test_the_server_command_works() -> None:
+    """It answers, and ends with 0 when told to; on a port of its own, others may use 8000."""
+    (line,) = [line for line in COMMANDS if line not in ENDING]
+    program = str(Path(sys.executable).parent / "forerun")
+    command = [program, *shlex.split(line)[1:], "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        seen = ""
+        for told in process.stderr:
+            seen += told
+            if found := re.search(r"at (http://\S+)", told):
+                break
+        else:
+            raise AssertionError(seen)
+        with urllib.request.urlopen(f"{found[1]}/ready") as answer:
+            assert answer.status == 200
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def test_the_python_example_works() -> None:

@@ -22,7 +22,8 @@
     ├── DeadlineExceeded            a request's time was over before its answer was whole
     ├── InvalidLogits               the model produced NaN or infinity for a request
     ├── NoTokenPossible             a request's options leave no token that could come next
-    └── EngineClosed                the engine was closed, or died, while the request waited
+    └── EngineClosed                the engine was closed while the request waited
+        └── EngineDied              the engine's thread ended by a surprise
 
 A message names the offending value, the limit and the way out. `http_status` is what a server
 answers; the command line prints the message in one line and exits with `exit_code`.
@@ -41,6 +42,7 @@ __all__ = [
     "DependencyMissing",
     "EmptyPrompt",
     "EngineClosed",
+    "EngineDied",
     "FetchError",
     "ForerunError",
     "InvalidConstraint",
@@ -176,9 +178,13 @@ class NoTokenPossible(ForerunError):
 
 
 class EngineClosed(ForerunError):
-    """The engine was closed, or died, while the request waited."""
+    """The engine was closed while the request waited."""
 
     http_status = 503
+
+
+class EngineDied(EngineClosed):
+    """The engine's thread ended by a surprise; a new engine is needed."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

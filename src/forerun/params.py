@@ -230,7 +230,7 @@ def check_bias(given: object) -> tuple[tuple[int, float], ...]:
         token, bias = pair
         if isinstance(token, str) and token.isascii() and token.isdigit():
             token = int(token)
-        check_integer("a token id of logit_bias", token, 0, None)
+        check_integer("logit_bias: token id", token, 0, None)
         check_number(f"logit_bias[{token}]", bias, -MAX_BIAS, MAX_BIAS)
         if token in checked:
             raise InvalidParameter(f"logit_bias names token {token} twice")

@@ -202,11 +202,21 @@ def _log() -> None:
 
     class OneLine(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            message = record.getMessage()
-            record.msg = message.encode("unicode_escape").decode() if "\n" in message else message
-            record.args = ()
+            record.msg, record.args = _printable(record.getMessage()), ()
             return super().format(record)
+
+        def formatException(self, ei: Any) -> str:  # noqa: N802  (the library's name)
+            lines = super().formatException(ei).splitlines()
+            return "\n".join(f"    {_printable(line)}" for line in lines)
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _printable(text: str) -> str:
+    """Escape whatever would begin a line or move a terminal's cursor."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "replace").decode()
+        for each in text
+    )

@@ -20,7 +20,7 @@ from ..grammar.masks import unpack_masks
 from .drafts import Draft
 from .request import Request
 
-__all__ = ["FORCED", "Constrained", "constrain", "mask_logits"]
+__all__ = ["FORCED", "Constrained", "constrain", "hide_forbidden", "mask_logits"]
 
 FORCED = "forced"  # the method that counts what a grammar forces
 
@@ -66,6 +66,37 @@ def _constrain(request: Request, draft: Draft, max_draft: int) -> Constrained:
     return Constrained(Draft(legal, len(legal), None), bool(forced), grammar.masks(legal))
 
 
+def hide_forbidden(
+    logits: Tensor, masks: Sequence[NDArray[np.int32] | None], counts: Sequence[int]
+) -> frozenset[int]:
+    """Make what grammars forbid the least likely, in place, for who only looks for the likeliest.
+
+    Logits stay finite, and NaN or infinity among the forbidden stay bad. Returns the rows in which
+    nothing is allowed.
+    """
+    dead = []
+    first = 0
+    for packed, count in zip(masks, counts, strict=True):
+        if packed is not None:
+            allowed = unpack_masks(packed, logits.shape[1])  # [count, V]
+            dead += (first + np.flatnonzero(~allowed.any(1))).tolist()
+            rows = logits[first : first + count]
+            # What is bad stays in sight.
+            good = np.isfinite(rows.cpu().numpy())
+            _fill(rows, ~allowed & good, torch.finfo(rows.dtype).min)
+        first += count
+    return frozenset(dead)
+
+
+def _fill(rows: Tensor, where: NDArray[np.bool_], value: float) -> None:
+    """Write a value into places of rows [n, V]."""
+    if rows.device.type == "cpu":
+        # In one thread: small torch calls in two wait for the other one on a busy machine.
+        np.copyto(rows.numpy(), value, where=where)
+    else:
+        rows.masked_fill_(torch.from_numpy(where).to(rows.device), value)
+
+
 def mask_logits(
     logits: Tensor, masks: Sequence[NDArray[np.int32] | None], counts: Sequence[int]
 ) -> Tensor | None:
@@ -77,9 +108,8 @@ def mask_logits(
     first = 0
     for packed, count in zip(masks, counts, strict=True):
         if packed is not None:
-            rows = slice(first, first + count)
-            allowed = torch.from_numpy(unpack_masks(packed, logits.shape[1])).to(logits.device)
-            logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
-            touched.append(torch.arange(rows.start, rows.stop, device=logits.device))
+            allowed = unpack_masks(packed, logits.shape[1])
+            _fill(logits[first : first + count], ~allowed, -np.inf)
+            touched.append(torch.arange(first, first + count, device=logits.device))
         first += count
     return torch.cat(touched) if touched else None

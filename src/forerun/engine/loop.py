@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import EngineClosed
+from ..errors import EngineClosed, EngineDied
 from ..types import FinishReason, TokenEvent
 from .core import EngineCore
 from .request import Request
@@ -141,7 +141,7 @@ class EngineLoop:
                     self._deliver(event)
         except BaseException as error:
             logger.critical("the engine's thread died", exc_info=True)
-            self._end_all(EngineClosed(f"the engine died: {type(error).__name__}: {error}"))
+            self._end_all(EngineDied(f"the engine died: {type(error).__name__}: {error}"))
         else:
             self._end_all(EngineClosed("the engine was closed while the request ran"))
 

@@ -59,10 +59,8 @@ class Request:
 
     @property
     def is_plainly_greedy(self) -> bool:
-        """Whether each of its tokens is the likeliest, and nothing more is asked of the logits."""
-        params = self.params
-        wants_nothing = params.logprobs is None and self.rules.is_empty and self.grammar is None
-        return params.temperature == 0 and wants_nothing
+        """Whether its tokens are the likeliest that its grammar allows, and no more is asked."""
+        return self.params.temperature == 0 and self.params.logprobs is None and self.rules.is_empty
 
     @property
     def num_pending(self) -> int:

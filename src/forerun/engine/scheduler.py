@@ -242,7 +242,10 @@ class Scheduler:
         while usable > 0:
             missing = self._blocks_for(length + usable) - len(request.blocks)
             if missing <= self._pool.num_free:
-                request.blocks.extend(self._pool.allocate(max(0, missing)) or [])
+                blocks = self._pool.allocate(max(0, missing))
+                if blocks is None:
+                    return 0
+                request.blocks.extend(blocks)
                 return usable
             usable = (len(request.blocks) + self._pool.num_free) * self._pool.block_size - length
         return 0

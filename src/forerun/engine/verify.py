@@ -31,7 +31,7 @@ from ..sampling import (
 )
 from ..types import Outcome, Proposal, TokenLogprob
 from .batch import row_positions
-from .constrain import mask_logits
+from .constrain import hide_forbidden, mask_logits
 from .guard import Guesses
 from .request import Request
 from .scheduler import Plan, PlanEntry
@@ -68,7 +68,9 @@ def decide(plan: Plan, guesses: Guesses, logits: Tensor, choose: Chooser) -> lis
     if not requests:
         return []
     if all(each.is_plainly_greedy for each in requests):
-        return _decide_greedily(proposal, logits)
+        counts = (proposal.lengths + 1).tolist()
+        dead = hide_forbidden(logits, guesses.masks, counts)
+        return _decide_greedily(proposal, logits, dead)
     rows = _Rows(requests, proposal)
     broken = rows.owners[bad_rows(logits).cpu()].unique().tolist()
     raw = _keep_raw(requests, rows, logits)
@@ -92,8 +94,11 @@ def decide(plan: Plan, guesses: Guesses, logits: Tensor, choose: Chooser) -> lis
     return decisions
 
 
-def _decide_greedily(proposal: Proposal, logits: Tensor) -> list[Decision]:
-    """Decide a batch at temperature 0 in which nobody wants anything else: no tensors needed."""
+def _decide_greedily(proposal: Proposal, logits: Tensor, dead: frozenset[int]) -> list[Decision]:
+    """Decide a batch at temperature 0 in which nobody wants anything else: no tensors needed.
+
+    `dead` rows allow nothing: a request ends at its first, with the tokens before it.
+    """
     tokens, bad = argmax_and_check(logits)
     decisions, start = [], 0
     for padded, length in zip(proposal.tokens.tolist(), proposal.lengths.tolist(), strict=True):
@@ -103,6 +108,11 @@ def _decide_greedily(proposal: Proposal, logits: Tensor) -> list[Decision]:
         end = start + length + 1
         fault = Fault.INVALID_LOGITS if any(bad[start:end]) else None
         candidates = tuple(tokens[start : start + num_accepted + 1])
+        first_dead = next((row - start for row in range(start, end) if row in dead), None)
+        if first_dead == 0 and fault is None:
+            fault = Fault.NO_TOKEN
+        elif first_dead and num_accepted >= first_dead:
+            num_accepted, candidates = first_dead - 1, candidates[:first_dead]
         decisions.append(Decision(candidates, num_accepted, length, fault, None))
         start = end
     return decisions

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import random
 import resource
 import sys
@@ -35,8 +34,10 @@ WARM_UP = 'start: %json {"type": "object"}'  # so that its first memory is not t
 def main() -> None:
     """Serve trials until the pipe is closed."""
     pipe = Connection(int(sys.argv[1]))
-    tokens, special_ids, eos_ids, memory_bytes, compile_s = pickle.loads(pipe.recv_bytes())
-    tokenizer = make_tokenizer(tokens, special_ids, eos_ids)
+    setup = json.loads(pipe.recv_bytes())
+    tokens = [bytes.fromhex(token) for token in setup["tokens"]]
+    tokenizer = make_tokenizer(tokens, setup["special_ids"], setup["eos_ids"])
+    memory_bytes, compile_s = setup["memory_bytes"], setup["compile_s"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     bound = _memory("size") + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))

@@ -6,7 +6,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import pickle
 import queue
 import subprocess
 import sys
@@ -95,17 +94,17 @@ class _Trial:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
-        setup = (
-            vocabulary.tokens,
-            vocabulary.special_ids,
-            vocabulary.eos_ids,
-            limits.memory_bytes,
-            limits.compile_s,
-        )
+        setup = {
+            "tokens": [token.hex() for token in vocabulary.tokens],
+            "special_ids": vocabulary.special_ids,
+            "eos_ids": vocabulary.eos_ids,
+            "memory_bytes": limits.memory_bytes,
+            "compile_s": limits.compile_s,
+        }
         try:
-            self._pipe.send_bytes(pickle.dumps(setup))
+            self._pipe.send_bytes(json.dumps(setup).encode())
             ready = self._pipe.poll(START_S) and self._pipe.recv_bytes(MAX_REPLY_BYTES)
         except (EOFError, OSError):
             ready = False
@@ -144,3 +143,8 @@ class _Trial:
         self._process.kill()
         self._process.wait()
         self._pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    """What a trial is told of our surroundings: nothing of what is ours, keys above all."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FORERUN_")}

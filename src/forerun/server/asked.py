@@ -13,7 +13,7 @@ from .failures import Refusal
 from .fields import GenerationFields, ResponseFormat, StructuredOutputs
 from .keys import ApiKey
 
-__all__ = ["Doors", "read_constraint", "read_params"]
+__all__ = ["Doors", "constraint_field", "is_constrained", "read_constraint", "read_params"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,17 @@ def read_constraint(
             code="invalid_value",
         )
     return asked[0] if asked else None
+
+
+def is_constrained(given: GenerationFields) -> bool:
+    """Say whether something has to be compiled for a request."""
+    formatted = given.response_format is not None and given.response_format.type != "text"
+    return formatted or given.structured_outputs is not None
+
+
+def constraint_field(given: GenerationFields) -> str:
+    """Name the field that the constraint came in."""
+    return "response_format" if given.structured_outputs is None else "structured_outputs"
 
 
 def _of_format(given: ResponseFormat | None) -> Sequence[Constraint]:

@@ -6,6 +6,7 @@ Python's parser takes more than JSON: NaN, numbers of any length, nesting until 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,7 +14,7 @@ from starlette.requests import Request
 
 from .failures import Refusal
 
-__all__ = ["read_fields", "read_json"]
+__all__ = ["as_fields", "read_fields", "read_json"]
 
 Fields = TypeVar("Fields", bound=BaseModel)
 MAX_DEPTH = 64
@@ -28,7 +29,14 @@ async def read_fields(request: Request, model: type[Fields]) -> Fields:
     """
     given = await read_json(request)
     if not isinstance(given, dict):
-        raise Refusal(400, f"the body is a JSON {_kind(given)}; an object is needed")
+        raise Refusal(
+            400, f"the body is a JSON {_kind(given)}; an object is needed", code="invalid_json"
+        )
+    return as_fields(given, model)
+
+
+def as_fields(given: dict[str, Any], model: type[Fields]) -> Fields:
+    """Check fields by type; a wrong one is a `Refusal` that names it."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -37,7 +45,8 @@ async def read_fields(request: Request, model: type[Fields]) -> Fields:
 
 async def read_json(request: Request) -> Any:
     """Read a request's body as JSON."""
-    content_type = request.headers.get("content-type", "application/json")
+    # None is refused too: a page elsewhere may send a body without a type, and nobody asks us.
+    content_type = request.headers.get("content-type", "none")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise Refusal(
             415,
@@ -46,7 +55,10 @@ async def read_json(request: Request) -> Any:
         )
     body = await request.body()
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        text = body.decode("utf-8")
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        if "\\u" in text:
+            _refuse_half_characters(value)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:  # UnicodeDecodeError and numbers of too many digits too
@@ -58,6 +70,23 @@ async def read_json(request: Request) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is too big a number")
+    return value
+
+
+def _refuse_half_characters(value: object) -> None:
+    """Refuse an escaped half of a surrogate pair: no text can hold it, ours neither."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"U+{ord(error.object[error.start]):04X} is half of a surrogate pair"
+        ) from None
 
 
 def _too_deep() -> Refusal:
@@ -81,7 +110,11 @@ def _depth_exceeds(value: Any, limit: int) -> bool:
 
 def _explain(error: ValidationError) -> Refusal:
     """Put the first thing that is wrong into a sentence that names the field and the value."""
-    first = error.errors(include_url=False)[0]
+    # Of a union's members the one that came furthest tells best what is wrong.
+    found = error.errors(include_url=False)
+    deepest = max(len(each["loc"]) for each in found)
+    told = [each for each in found if not str(each["type"]).endswith("_type")] or found
+    first = max(told, key=lambda each: len(each["loc"]) == deepest)
     path = _path(first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":

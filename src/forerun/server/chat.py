@@ -9,9 +9,9 @@ from pydantic import Field, StrictBool
 
 from ..constraint import Constraint
 from ..engine.results import Bundle
-from .asked import read_constraint, read_params
+from .asked import constraint_field, is_constrained, read_constraint, read_params
 from .failures import Refusal
-from .fields import Count, GenerationFields, Text
+from .fields import Count, GenerationFields, Objects, Text
 from .keys import ApiKey
 from .rendering import render_messages
 from .service import Service
@@ -25,19 +25,17 @@ from .tools import (
     validate_tools,
 )
 
-__all__ = ["ChatFields", "PreparedChat", "prepare_chat"]
-
-MAX_MESSAGES = 4096
+__all__ = ["ChatFields", "PreparedChat", "chat_compiles", "prepare_chat"]
 
 
 class ChatFields(GenerationFields):
     """The body of a chat completion."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Objects, Field(min_length=1)]
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
     max_completion_tokens: Count | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None
@@ -75,18 +73,27 @@ def prepare_chat(service: Service, given: ChatFields, key: ApiKey | None) -> Pre
     constraint = _constraint(service, given, offered, support.format)
     tokens = _render(service, given, offered)
     wants_marks = offered and any(mark in codec.special_tokens for mark in support.format.marks)
+    max_tokens = _max_tokens(given)
     params = read_params(
         given,
         service.doors,
         key,
-        max_tokens=_max_tokens(given),
+        max_tokens=max_tokens,
         logprobs=_logprobs(given),
         constraint=constraint,
         **({"skip_special_tokens": False} if wants_marks else {}),
     )
-    bundle = service.make(tokens, params, "messages")
+    field = "tools" if choice.forces_calls else constraint_field(given)
+    bundle = service.make(tokens, params, "messages", field)
+    if given.logprobs:
+        service.token_texts  # noqa: B018  (made here, beside the event loop)
     names = tuple(tool.name for tool in offered)
     return PreparedChat(bundle, support.format if offered else None, names)
+
+
+def chat_compiles(given: ChatFields) -> bool:
+    """Say whether something has to be compiled for a request."""
+    return is_constrained(given) or given.tool_choice not in (None, "none", "auto")
 
 
 def _max_tokens(given: ChatFields) -> int | None:
@@ -99,7 +106,11 @@ def _max_tokens(given: ChatFields) -> int | None:
             param="max_completion_tokens",
             code="invalid_value",
         )
-    return both[1] if both[0] is None else both[0]
+    name = "max_tokens" if both[0] is None else "max_completion_tokens"
+    value = both[1] if both[0] is None else both[0]
+    if value is not None and value < 1:
+        raise Refusal(400, f"{name}={value} is under 1", param=name, code="invalid_value")
+    return value
 
 
 def _logprobs(given: ChatFields) -> int | None:

@@ -72,7 +72,7 @@ class ChatAnswer:
                 last = {**head, "choices": [], "usage": self._usage(), **self._costs()}
                 yield frame(last, padding)
         except Exception as error:  # noqa: BLE001  (told in the stream, which has begun)
-            yield error_frame(error, self._request_id)
+            yield error_frame(error, self._request_id, padding)
         yield DONE
 
     def _head(self, kind: str) -> dict[str, Any]:

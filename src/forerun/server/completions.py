@@ -11,11 +11,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, PlainValidator, StrictBool, WithJsonSchema
 
 from ..engine.results import Bundle, Chunk, GenerationResult
 from ..errors import InvalidParameter
-from .asked import read_constraint, read_params
+from .asked import constraint_field, read_constraint, read_params
 from .chat_answer import finish_reason, marks, stop_reason
 from .failures import Refusal
 from .fields import GenerationFields
@@ -26,18 +26,61 @@ from .service import Service
 from .sse import DONE, frame
 from .streams import error_frame
 from .tally import metrics_of, timings_of, usage_of
+from .token_texts import Offsets
 
 __all__ = ["CompletionAnswer", "CompletionFields", "prepare_completions"]
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
-TokenIds = list[StrictInt]
+MAX_LISTED = 2**20
+
+
+def _check_prompt(given: object) -> str | list[str] | list[int] | list[list[int]]:
+    """Take text, token ids, or a list of either; the first thing that is none of it is told.
+
+    By hand: a union of four types would try each on every element, and gather every fault.
+    """
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise ValueError("text, token ids, or a list of either is needed")
+    if len(given) > MAX_LISTED:
+        raise ValueError(f"{len(given)} elements; {MAX_LISTED} are the most")
+    kind = type(given[0]) if given else str
+    if kind not in (str, int, list):
+        raise ValueError(f"element 0 is {type(given[0]).__name__}: no text, no token id")
+    for place, each in enumerate(given):
+        if type(each) is not kind:
+            raise ValueError(f"element {place} is of another type than element 0")
+        if kind is list:
+            if len(each) > MAX_LISTED:
+                raise ValueError(f"element {place} has {len(each)} ids; {MAX_LISTED} are the most")
+            wrong = next((i for i, token in enumerate(each) if type(token) is not int), None)
+            if wrong is not None:
+                raise ValueError(f"element {place}, id {wrong} is no integer")
+    return given
+
+
+Prompt = Annotated[
+    str | list[str] | list[int] | list[list[int]],
+    PlainValidator(_check_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ]
+        }
+    ),
+]
 
 
 class CompletionFields(GenerationFields):
     """The body of a completion."""
 
-    prompt: StrictStr | TokenIds | list[StrictStr] | list[TokenIds]
+    prompt: Prompt
     echo: StrictBool | None = None
     logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
 
@@ -71,7 +114,10 @@ def prepare_completions(
         constraint=read_constraint(given.response_format, given.structured_outputs),
         echo=echo,
     )
-    return [service.make(prompt, params, "prompt") for prompt in prompts]
+    if given.logprobs is not None or given.prompt_logprobs is not None:
+        service.token_texts  # noqa: B018  (made here, beside the event loop)
+    field = constraint_field(given)
+    return [service.make(prompt, params, "prompt", field) for prompt in prompts]
 
 
 def _split(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -131,7 +177,7 @@ class CompletionAnswer:
                 last = {**head, "choices": [], "usage": self._usage(), **self._costs()}
                 yield frame(last, padding)
         except Exception as error:  # noqa: BLE001  (told in the stream, which has begun)
-            yield error_frame(error, self._request_id)
+            yield error_frame(error, self._request_id, padding)
         yield DONE
 
     def _head(self) -> dict[str, Any]:
@@ -172,7 +218,7 @@ class _Choice:
         self._given = given
         self._request = bundle.requests[n]
         self._text: list[str] = []
-        self._num_chars = 0  # of the tokens whose log-probabilities were told
+        self._offsets = Offsets()  # of the tokens whose log-probabilities were told
         self._prompt_told = not given.echo or given.logprobs is None
         self._logprobs: list[dict[str, list[Any]]] = []
         self.num_tokens = 0
@@ -242,9 +288,7 @@ class _Choice:
         told += chunk.logprobs or ()
         if not told:
             return None
-        shown = self._service.token_texts.completion(told, self._num_chars, self._given.logprobs)
-        self._num_chars = shown["text_offset"][-1] + len(shown["tokens"][-1])
-        return shown
+        return self._service.token_texts.completion(told, self._offsets, self._given.logprobs)
 
 
 def _join(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -14,16 +14,18 @@ from typing import Any
 from ..errors import (
     ContextTooLong,
     DeadlineExceeded,
+    EngineDied,
     ForerunError,
     Overloaded,
     RateLimited,
     RequestError,
+    TemplateError,
 )
 
 __all__ = ["Refusal", "describe", "refuse_context"]
 
-# "temperature=3 is outside [0, 2]" begins with the name of its parameter.
-PARAM = re.compile(r"([a-z][a-z_]{0,40})(?:=|\[|:)")
+# "temperature=3 is outside [0, 2]" begins with the name of its parameter; "tools has ..." too.
+PARAM = re.compile(r"([a-z][a-z_]{0,40})(?=[=\[:.])|((?:[a-z]+_)+[a-z]+|tools|prompt|messages)\b")
 
 
 @dataclass(slots=True)
@@ -52,7 +54,8 @@ def describe(error: BaseException, request_id: str) -> Refusal:
     """Say what an error means to a client."""
     if isinstance(error, Refusal):
         return error
-    if not isinstance(error, ForerunError):
+    # What went wrong inside is for the log; a plain ForerunError wraps just that.
+    if not isinstance(error, ForerunError) or type(error) is ForerunError:
         return Refusal(
             500,
             f"the server failed; its log says why beside the id {request_id}",
@@ -60,11 +63,14 @@ def describe(error: BaseException, request_id: str) -> Refusal:
             code="internal_error",
         )
     status, message = error.http_status, str(error)
+    if isinstance(error, EngineDied):
+        message = "the engine has failed; the server's log says why, and it must be started anew"
     if isinstance(error, ContextTooLong):
         return Refusal(400, message, code="context_length_exceeded", param="messages")
     if isinstance(error, RequestError):
         found = PARAM.match(message)
-        return Refusal(status, message, param=found[1] if found else None, code="invalid_value")
+        param = found[0] if found else "messages" if isinstance(error, TemplateError) else None
+        return Refusal(status, message, param=param, code="invalid_value")
     if isinstance(error, Overloaded):
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         limited = isinstance(error, RateLimited)

@@ -10,17 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+)
 
 from .failures import Refusal
 
 __all__ = [
     "GenerationFields",
     "JsonSchemaFormat",
+    "Objects",
     "ResponseFormat",
     "Speculative",
     "StreamOptions",
     "StructuredOutputs",
+    "TokenIds",
     "ignored_fields",
     "refuse_dangerous",
 ]
@@ -30,9 +40,20 @@ Count = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)]
 Text = Annotated[str, Field(strict=True)]
 ShortText = Annotated[str, Field(strict=True, max_length=256)]
 STOP_STRINGS = 4
+# Lists end at their first fault: a million faults in a body would take a minute to describe.
+TokenIds = Annotated[list[StrictInt], Field(max_length=2**20, fail_fast=True)]
+Strings = Annotated[list[ShortText], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(max_length=4096, fail_fast=True)]
 MAX_BIASES = 1024
 MAX_IDS = 1024
 MAX_BAD_WORDS = 128
+
+
+def _check_size(given: object) -> object:
+    """Refuse too many biases before any of them is looked at."""
+    if isinstance(given, dict) and len(given) > MAX_BIASES:
+        raise ValueError(f"{len(given)} entries; {MAX_BIASES} are the most")
+    return given
 
 
 class Loose(BaseModel):
@@ -83,7 +104,7 @@ class StructuredOutputs(Strict):
 
     json_: dict[str, Any] | StrictStr | None = Field(default=None, alias="json")
     regex: Text | None = None
-    choice: Annotated[list[Text], Field(max_length=4096)] | None = None
+    choice: Annotated[list[Text], Field(max_length=4096, fail_fast=True)] | None = None
     grammar: Text | None = None
 
 
@@ -94,15 +115,15 @@ class GenerationFields(Loose):
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, Number], BeforeValidator(_check_size)] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
-    n: Annotated[int, Field(strict=True, ge=1)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, lt=2**64)] | None = None
     seed: Count | None = None
-    stop: ShortText | Annotated[list[ShortText], Field(max_length=STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[StrictInt], Field(max_length=MAX_IDS)] | None = None
-    allowed_token_ids: Annotated[list[StrictInt], Field(max_length=2**20)] | None = None
-    bad_words: Annotated[list[ShortText], Field(max_length=MAX_BAD_WORDS)] | None = None
+    stop: ShortText | Annotated[Strings, Field(max_length=STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_IDS)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[Strings, Field(max_length=MAX_BAD_WORDS)] | None = None
     ignore_eos: StrictBool | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
 import json
 import logging
 import re
 import secrets
 from collections.abc import Iterable
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import ForerunError, Overloaded
 from .config import ServerConfig
 from .failures import Refusal, describe
 from .keys import ApiKey, find_key
@@ -53,6 +56,7 @@ class Gate:
         if not config.is_loopback:
             names.append(config.host)
         self._hosts = frozenset(name.lower() for name in names)
+        self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -65,7 +69,9 @@ class Gate:
         request_id = _request_id(headers)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state["arrival_s"] = asyncio.get_running_loop().time()
         outgoing = _Outgoing(send, request_id)
+        self._num_open += 1
         try:
             state["key"] = self._admit(scope, headers)
             body = _Body(receive, self._config, headers)
@@ -74,10 +80,15 @@ class Gate:
             await outgoing.refuse(refusal)
         except asyncio.CancelledError:
             raise
+        except ClientDisconnect:
+            return
         except Exception as error:
-            if not isinstance(error, _Gone):
+            told = describe(error, request_id)
+            if not isinstance(error, ForerunError) or told.status == 500:
                 logger.exception("request %s failed", request_id)
-            await outgoing.refuse(describe(error, request_id))
+            await outgoing.refuse(told)
+        finally:
+            self._num_open -= 1
 
     def _admit(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiKey | None:
         """Decide whether a request may come in at all, and as whom."""
@@ -85,6 +96,10 @@ class Gate:
             raise Refusal(431, f"{len(headers)} headers; {MAX_HEADERS} are the most")
         self._check_host([value for name, value in headers if name == b"host"])
         path = scope["path"]
+        if path not in PUBLIC and self._num_open > self._config.max_connections:
+            raise describe(
+                Overloaded(f"more than {self._config.max_connections} requests are open", 1.0), ""
+            )
         if not self._config.api_keys or path in self._public:
             return None
         given = [value for name, value in headers if name == b"authorization"]
@@ -107,16 +122,13 @@ class Gate:
             return  # such a page has no key
         name = given[0].decode("latin-1").lower() if len(given) == 1 else ""
         host = re.sub(r":\d{1,5}$", "", name)
-        if host not in self._hosts:
+        # A name can be made to point here, an address cannot.
+        if host not in self._hosts and not _is_address(host):
             raise Refusal(
                 421,
                 "the Host header names another server; --allowed-host NAME admits a name",
                 code="wrong_host",
             )
-
-
-class _Gone(Exception):
-    """The client has left."""
 
 
 class _Body:
@@ -130,6 +142,7 @@ class _Body:
         self._timeout_s = config.body_timeout_s
         self._num_bytes = 0
         self._is_whole = False
+        self._end_s: float | None = None  # by when the body must be there, from its first byte on
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value[:20]) > self._limit:
                 raise self._too_big()
@@ -137,8 +150,10 @@ class _Body:
     async def __call__(self) -> Message:
         if self._is_whole:
             return await self._receive()
+        if self._end_s is None:
+            self._end_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(self._end_s):
                 message = await self._receive()
         except TimeoutError:
             raise Refusal(
@@ -184,6 +199,14 @@ class _Outgoing:
             headers.append((b"connection", b"close"))  # what is still being sent is not read
         await self({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def refusal_bytes(refusal: Refusal) -> bytes:

@@ -54,9 +54,7 @@ class Generations:
         for mail in self._open:
             mail.put_nowait(EngineClosed("the server is shutting down; the answer was cut"))
 
-    def open(
-        self, bundles: Sequence[Bundle], key: ApiKey | None, timeout_s: float | None
-    ) -> Generation:
+    def open(self, bundles: Sequence[Bundle], key: ApiKey | None, deadline_s: float) -> Generation:
         """Admit prepared prompts. Whoever gets the generation closes it.
 
         Raises:
@@ -64,7 +62,7 @@ class Generations:
         """
         requests = [request for bundle in bundles for request in bundle.requests]
         ticket = self._enter(requests, key)
-        return Generation(self, bundles, ticket, timeout_s)
+        return Generation(self, bundles, ticket, deadline_s)
 
     def _enter(self, requests: Sequence[Request], key: ApiKey | None) -> Ticket:
         try:
@@ -103,15 +101,14 @@ class Generations:
         self._inbox.forget([each.request_id for bundle in bundles for each in bundle.requests])
 
     def set_timers(
-        self, mail: Mail, ticket: Ticket, timeout_s: float | None
+        self, mail: Mail, ticket: Ticket, deadline_s: float
     ) -> list[asyncio.TimerHandle]:
         """Have the end of a request's time arrive like any other news."""
-        whole_s = min(timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
         queue_s = self._config.queue_timeout_s
 
         def end() -> None:
             mail.put_nowait(
-                DeadlineExceeded(f"the answer was not whole within {whole_s:g} s; it was ended")
+                DeadlineExceeded("the request's time was over before its answer was whole")
             )
 
         def end_if_waiting() -> None:
@@ -121,7 +118,7 @@ class Generations:
                 )
 
         return [
-            self._loop.call_later(whole_s, end),
+            self._loop.call_at(deadline_s, end),
             self._loop.call_later(queue_s, end_if_waiting),
         ]
 
@@ -134,13 +131,14 @@ class Generation:
         owner: Generations,
         bundles: Sequence[Bundle],
         ticket: Ticket,
-        timeout_s: float | None,
+        deadline_s: float,
     ) -> None:
         self._owner = owner
         self._bundles = bundles
         self._ticket = ticket
         self._mail: Mail = asyncio.Queue()
-        self._timers = owner.set_timers(self._mail, ticket, timeout_s)
+        self.deadline_s = deadline_s
+        self._timers = owner.set_timers(self._mail, ticket, deadline_s)
         self._unfinished: dict[int, Request] = {}
         self._is_closed = False
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import StrictBool, StrictStr
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from .._version import __version__
 from .body import read_fields
 from .failures import Refusal
-from .fields import Loose, ShortText
+from .fields import Loose, Objects, ShortText, TokenIds
 from .rendering import render_messages
 from .service import Service, service_of
 
@@ -32,15 +32,13 @@ __all__ = [
     "version",
 ]
 
-MAX_TOKENS = 1 << 20
-
 
 class TokenizeFields(Loose):
     """The body of /tokenize: a prompt, or messages for the model's template."""
 
     model: ShortText | None = None
     prompt: StrictStr | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
     add_special_tokens: StrictBool | None = None
     add_generation_prompt: StrictBool | None = None
     return_token_strs: StrictBool | None = None
@@ -50,7 +48,7 @@ class DetokenizeFields(Loose):
     """The body of /detokenize."""
 
     model: ShortText | None = None
-    tokens: Annotated[list[StrictInt], Field(max_length=MAX_TOKENS)]
+    tokens: TokenIds
 
 
 async def models(http: HttpRequest) -> Response:
@@ -87,7 +85,7 @@ async def tokenize(http: HttpRequest) -> Response:
             )
         return codec.encode(given.prompt or "", add_special=given.add_special_tokens is not False)
 
-    tokens = await service.prepare(encode)
+    tokens = await service.prepare(http, encode)
     body: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": service.engine.max_model_len,
@@ -113,7 +111,7 @@ async def detokenize(http: HttpRequest) -> Response:
                 code="invalid_value",
             )
     codec = service.engine.codec
-    text = await service.prepare(lambda: codec.decode(given.tokens, skip_special=False))
+    text = await service.prepare(http, lambda: codec.decode(given.tokens, skip_special=False))
     return JSONResponse({"prompt": text})
 
 

@@ -6,6 +6,7 @@ A file or the environment holds them, never a command line, which every user of 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
     return found
 
 
-def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
+def parse_keys(text: str, where: str, stem: str = "key") -> tuple[ApiKey, ...]:
     """Read keys, one a line: `KEY`, or `NAME KEY`, or `NAME KEY MAX_REQUESTS`; # begins a comment.
 
     Raises:
@@ -54,13 +55,13 @@ def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
     """
     keys: list[ApiKey] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split("#", 1)[0].split()
+        words = re.sub(r"(^|\s)#.*", "", line).split()
         if not words:
             continue
         place = f"line {number} of {where}"
         if len(words) > 3:
             raise ConfigError(f"{place} has {len(words)} words; KEY, or NAME KEY [MAX_REQUESTS]")
-        name, secret = (f"key{number}", words[0]) if len(words) == 1 else (words[0], words[1])
+        name, secret = (f"{stem}{number}", words[0]) if len(words) == 1 else (words[0], words[1])
         limit = None
         if len(words) == 3:
             if not (words[2].isascii() and words[2].isdigit()) or int(words[2]) < 1:
@@ -85,7 +86,10 @@ def read_keys(path: Path | None, environment: str | None) -> tuple[ApiKey, ...]:
             raise ConfigError(f"--api-key-file {path} cannot be read: {error}") from None
         keys += parse_keys(text, str(path))
     if environment:
-        keys += parse_keys(environment.replace(",", "\n"), "FORERUN_API_KEY")
+        keys += parse_keys(environment.replace(",", "\n"), "FORERUN_API_KEY", "environment")
+    for what in ("name", "digest"):
+        if len({getattr(key, what) for key in keys}) < len(keys):
+            raise ConfigError("one API key, or its name, stands in the file and in FORERUN_API_KEY")
     return keys
 
 

@@ -43,6 +43,10 @@ def render_messages(
         extra[support.variable] = [dict(tool.definition) for tool in tools]
     template = codec.chat_template
     try:
+        template.check_variables(extra)
+    except TemplateError as error:
+        raise InvalidParameter(f"chat_template_kwargs: {error}") from None
+    try:
         with time_limit(seconds):
             text = template.render(messages, add_generation_prompt=starts_anew, **extra)
     except TimeIsUp:

@@ -58,7 +58,8 @@ class Items:
                     )
         self.result = chunk.result
         if chunk.result is not None:
-            yield from self._close()
+            cut = chunk.result.finish_reason is FinishReason.LENGTH
+            yield from self._close("incomplete" if cut else "completed")
 
     def _deltas(self, chunk: Chunk) -> list[Delta]:
         if self._parser is None:
@@ -94,12 +95,12 @@ class Items:
         self._is_open = True
         return "response.output_item.added", {**self._place(), "item": dict(item)}
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self, status: str = "completed") -> Iterator[Event]:
         if not self._is_open:
             return
         self._is_open = False
         item = self._items[-1]
-        item["status"] = "completed"
+        item["status"] = status
         where = {"item_id": item["id"], **self._place()}
         if item["type"] == "message":
             part = item["content"][0]

@@ -15,12 +15,12 @@ from pydantic import Field, StrictBool, StrictStr
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, RequestError
 from ..types import FinishReason
-from .body import read_fields
-from .chat import ChatFields, PreparedChat, prepare_chat
+from .body import as_fields, read_fields
+from .chat import ChatFields, PreparedChat, chat_compiles, prepare_chat
 from .failures import Refusal, describe
-from .fields import Count, Loose, Number, ShortText, Speculative
+from .fields import Count, Loose, Number, Objects, ShortText, Speculative, ignored_fields
 from .gathering import gather
 from .generation import Generation
 from .response_items import Items
@@ -51,13 +51,13 @@ class ResponseFields(Loose):
     """The body of a response."""
 
     model: ShortText | None = None
-    input: StrictStr | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=4096)]
+    input: StrictStr | Annotated[Objects, Field(min_length=1)]
     instructions: StrictStr | None = None
     max_output_tokens: Count | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     stream: StrictBool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: StrictBool | None = None
     text: TextOptions | None = None
@@ -82,16 +82,48 @@ async def responses(http: HttpRequest) -> ASGIApp:
                 param=name,
                 code="unsupported_parameter",
             )
-    chat = ChatFields.model_validate(_as_chat(given))
-    service.check(chat)
-    prepared = await service.prepare(prepare_chat, service, chat, http.state.key)
+    try:
+        chat = as_fields(_as_chat(given), ChatFields)
+        if (chat.n or 1) > 1:
+            raise Refusal(
+                400,
+                f"n={chat.n} is not supported; a response is one answer",
+                param="n",
+                code="unsupported_parameter",
+            )
+        service.check(chat)
+        prepared = await service.prepare(
+            http,
+            prepare_chat,
+            service,
+            chat,
+            http.state.key,
+            timeout_s=chat.timeout_s,
+            compiles=chat_compiles(chat),
+        )
+    except (Refusal, RequestError) as error:
+        raise _rename(describe(error, http.state.request_id), given) from None
 
     def make(generation: Generation) -> _Answer:
         return _Answer(service, given, prepared, generation, http.state.request_id)
 
-    return answer(
-        http, service, [prepared.bundle], make, given, bool(given.stream), given.timeout_s
-    )
+    own = _OWN_EXTRAS & (given.model_extra or {}).keys()
+    named = {*ignored_fields(chat).split(", "), *own, *(["user"] if given.user else [])}
+    ignored = ", ".join(sorted(name for name in named if name))
+    stream, bundles = bool(given.stream), [prepared.bundle]
+    return answer(http, service, bundles, make, chat, stream, given.timeout_s, ignored)
+
+
+def _rename(refusal: Refusal, given: ResponseFields) -> Refusal:
+    """Name a field as it is called here."""
+    names = [("messages", "input"), ("max_completion_tokens", "max_output_tokens")]
+    if given.text is not None:
+        names.append(("response_format", "text"))
+    for theirs, ours in names:
+        if refusal.param is not None and refusal.param.startswith(theirs):
+            refusal.param = ours + refusal.param.removeprefix(theirs)
+            refusal.message = refusal.message.replace(theirs, ours)
+    return refusal
 
 
 def _as_chat(given: ResponseFields) -> dict[str, Any]:

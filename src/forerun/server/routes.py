@@ -11,8 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..engine.results import Bundle
+from .asked import is_constrained
 from .body import read_fields
-from .chat import ChatFields, prepare_chat
+from .chat import ChatFields, chat_compiles, prepare_chat
 from .chat_answer import ChatAnswer
 from .completions import CompletionAnswer, CompletionFields, prepare_completions
 from .fields import ignored_fields
@@ -23,6 +24,7 @@ from .sse import EventStream, until_disconnect
 __all__ = ["IGNORED_HEADER", "answer", "chat_completions", "completions"]
 
 IGNORED_HEADER = "X-Forerun-Ignored-Fields"
+GRACE_S = 5.0  # beyond a request's time, for a stream to say so
 
 
 class Answer(Protocol):
@@ -38,7 +40,15 @@ async def chat_completions(http: HttpRequest) -> ASGIApp:
     service = service_of(http)
     given = await read_fields(http, ChatFields)
     service.check(given)
-    prepared = await service.prepare(prepare_chat, service, given, http.state.key)
+    prepared = await service.prepare(
+        http,
+        prepare_chat,
+        service,
+        given,
+        http.state.key,
+        timeout_s=given.timeout_s,
+        compiles=chat_compiles(given),
+    )
 
     def make(generation: Generation) -> Answer:
         return ChatAnswer(service, given, prepared, generation, http.state.request_id)
@@ -53,7 +63,15 @@ async def completions(http: HttpRequest) -> ASGIApp:
     service = service_of(http)
     given = await read_fields(http, CompletionFields)
     service.check(given)
-    bundles = await service.prepare(prepare_completions, service, given, http.state.key)
+    bundles = await service.prepare(
+        http,
+        prepare_completions,
+        service,
+        given,
+        http.state.key,
+        timeout_s=given.timeout_s,
+        compiles=is_constrained(given),
+    )
 
     def make(generation: Generation) -> Answer:
         return CompletionAnswer(service, given, bundles, generation, http.state.request_id)
@@ -69,6 +87,7 @@ def answer(
     given: BaseModel,
     stream: bool,
     timeout_s: float | None,
+    ignored: str | None = None,
 ) -> ASGIApp:
     """Admit prepared prompts and answer them, whole or as a stream.
 
@@ -76,11 +95,12 @@ def answer(
         Overloaded, RateLimited: before anything is sent.
     """
     generation = service.open(bundles, http, timeout_s)
-    ignored = ignored_fields(given)
+    ignored = ignored_fields(given) if ignored is None else ignored
     headers = {IGNORED_HEADER: ignored} if ignored else {}
     made = make(generation)
     if stream:
-        return EventStream(made.frames(), service.config.ping_s, headers, generation.close)
+        end_s = generation.deadline_s + GRACE_S
+        return EventStream(made.frames(), service.config.ping_s, headers, generation.close, end_s)
     return _Whole(made, generation, headers)
 
 

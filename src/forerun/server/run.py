@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -72,7 +73,6 @@ def make_server(
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(CLOSING_S) + 1,
-        limit_concurrency=config.max_connections,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         backlog=1024,
     )
@@ -123,6 +123,10 @@ class Server(uvicorn.Server):
             await self._wait_until_idle(CLOSING_S)
         self.should_exit = True
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        await super().shutdown(sockets)
+        self.service.close()
+
     async def _wait_until_idle(self, seconds: float) -> None:
         admission = self.service.generations.admission
         end_s = self._loop.time() + seconds
@@ -155,6 +159,13 @@ def _protocol(header_timeout_s: float) -> type[H11Protocol]:
             super().handle_events()
             if self.cycle is not before:
                 self._stop_waiting()
+
+        def send_400_response(self, msg: str) -> None:
+            # uvicorn would begin an answer where one is under way already.
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:
+                self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()

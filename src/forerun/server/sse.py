@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 __all__ = ["DONE", "EventStream", "frame", "until_disconnect"]
+
+logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 DONE = b"data: [DONE]\n\n"
@@ -32,11 +35,11 @@ def frame(data: Mapping[str, Any], padding: int = 0, event: str | None = None) -
     With speculation the size of a chunk tells how many tokens a step gave, and that tells of the
     text (2411.01076); a filled-up one tells less.
     """
+    head = "" if event is None else f"event: {event}\n"
     if padding:
         bare = len(json.dumps({**data, "obfuscation": ""}, separators=(",", ":")))
-        data = {**data, "obfuscation": "0" * (-(bare + len("data: ") + 2) % padding)}
-    body = json.dumps(data, separators=(",", ":"))
-    head = "" if event is None else f"event: {event}\n"
+        data = {**data, "obfuscation": "0" * (-(len(head) + bare + len("data: ") + 2) % padding)}
+    body = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return f"{head}data: {body}\n\n".encode()
 
 
@@ -49,10 +52,12 @@ class EventStream:
         ping_s: float,
         headers: Mapping[str, str],
         close: Callable[[], None],
+        end_s: float | None = None,
     ) -> None:
-        """`close` is called at the end, however it comes."""
+        """`close` is called at the end, however it comes; by the loop's clock that is `end_s`."""
         self._frames = frames
         self._close = close
+        self._end_s = end_s
         self._ping_s = ping_s
         self._headers = {**HEADERS, **headers}
 
@@ -60,7 +65,11 @@ class EventStream:
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await until_disconnect(receive, self._send(send))
+            # A client that does not read holds `send`, and must not hold its place for it.
+            async with asyncio.timeout_at(self._end_s):
+                await until_disconnect(receive, self._send(send))
+        except TimeoutError:
+            logger.warning("a client that did not read its stream was given up")
         finally:
             self._close()
 

@@ -13,8 +13,8 @@ __all__ = ["error_frame"]
 logger = logging.getLogger(__name__)
 
 
-def error_frame(error: Exception, request_id: str) -> bytes:
+def error_frame(error: Exception, request_id: str, padding: int) -> bytes:
     """Write an error as a chunk, which OpenAI's clients raise."""
     if not isinstance(error, ForerunError | Refusal):
         logger.error("request %s failed in its stream", request_id, exc_info=error)
-    return frame(describe(error, request_id).body())
+    return frame(describe(error, request_id).body(), padding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from ..text import TextCodec
 from ..text.vocabulary import token_bytes
 from ..types import TokenLogprob
 
-__all__ = ["TokenTexts"]
+__all__ = ["Offsets", "TokenTexts"]
 
 LEAST = -9999.0  # JSON has no infinity; OpenAI's value for what cannot be
 
@@ -19,10 +20,25 @@ class TokenTexts:
 
     def __init__(self, codec: TextCodec, vocab_size: int) -> None:
         self._bytes = token_bytes(codec, vocab_size)
+        self._silent = codec.special_ids
 
     def text(self, token: int) -> str:
-        """Show a token; half a character shows as U+FFFD."""
-        return self._bytes[token].decode("utf-8", "replace")
+        """Show a token; what is no text by itself shows as its bytes or its id, never like another.
+
+        >>> texts.text(_half_of_a_character)
+        'bytes:\\xe4'
+        """
+        raw = self._bytes[token]
+        if not raw:
+            return f"token_id:{token}"
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def spoken(self, token: int) -> bytes:
+        """Return what a token adds to an answer's text: control tokens nothing."""
+        return b"" if token in self._silent else self._bytes[token]
 
     def chat(self, told: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         """Write log-probabilities as chat completions have them."""
@@ -33,22 +49,20 @@ class TokenTexts:
         ]
 
     def completion(
-        self, told: Sequence[TokenLogprob | int], offset: int, num_top: int
+        self, told: Sequence[TokenLogprob | int], offsets: Offsets, num_top: int
     ) -> dict[str, list[Any]]:
         """Write log-probabilities as completions have them; an id alone has none (the first).
 
-        `offset` counts the characters before the first of these tokens.
+        `offsets` has counted the characters before the first of these tokens, and goes on.
         """
         tokens: list[str] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
+        places: list[int] = []
         for each in told:
             token = each if isinstance(each, int) else each.token_id
-            text = self.text(token)
-            tokens.append(text)
-            offsets.append(offset)
-            offset += len(text)
+            tokens.append(self.text(token))
+            places.append(offsets.pass_by(self.spoken(token)))
             if isinstance(each, int):
                 values.append(None)
                 tops.append(None)
@@ -61,7 +75,7 @@ class TokenTexts:
             "tokens": tokens,
             "token_logprobs": values,
             "top_logprobs": tops,
-            "text_offset": offsets,
+            "text_offset": places,
         }
 
     def prompt(self, told: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
@@ -83,8 +97,23 @@ class TokenTexts:
         return shown
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        spoken = self.spoken(token)
         return {
             "token": self.text(token),
             "logprob": max(logprob, LEAST),
-            "bytes": list(self._bytes[token]),
+            "bytes": list(spoken) if spoken else None,
         }
+
+
+class Offsets:
+    """Where in a text each token begins; a character that several tokens make counts once."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def pass_by(self, spoken: bytes) -> int:
+        """Go past a token, and say where it began."""
+        begun = self._num_chars
+        self._num_chars += len(self._decoder.decode(spoken))
+        return begun

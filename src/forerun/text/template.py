@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -59,9 +59,7 @@ class ChatTemplate:
         **extra: Any,
     ) -> str:
         """Render messages to prompt text; `extra` are further variables that the template knows."""
-        for name in extra:
-            if name in RESERVED or name in _environment().globals:
-                raise TemplateError(f"the template variable {name!r} cannot be set; leave it out")
+        self.check_variables(extra)
         _check_messages(messages)
         variables = {
             "documents": None,  # defined, as transformers has it
@@ -80,6 +78,12 @@ class ChatTemplate:
                 f"the model's chat template refused the messages: {_one_line(error)}; change the "
                 "messages to what the model takes, or send a plain prompt"
             ) from error
+
+    def check_variables(self, names: Iterable[str]) -> None:
+        """Raise `TemplateError` for a variable that only the template itself may have."""
+        for name in names:
+            if name in RESERVED or name in _environment().globals:
+                raise TemplateError(f"the template variable {name!r} cannot be set; leave it out")
 
     def _join(self, variables: Mapping[str, Any]) -> str:
         parts: list[str] = []

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 __all__ = ["TimeIsUp", "time_limit"]
 
 
+AGAIN_S = 0.1  # code may catch even this, in a finalizer for one: once more then
+
+
 class TimeIsUp(BaseException):
     """The time of a `time_limit` is over. No `Exception`, so that the code cannot swallow it."""
 
@@ -23,23 +26,34 @@ def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeIsUp` inside the block once its time is over."""
     thread_id = threading.get_ident()
     door = threading.Lock()  # so that nothing is raised once the block is left
-    is_over = False
+    over = threading.Event()
 
     def interrupt() -> None:
-        with door:
-            if not is_over:
-                _raise_in(thread_id)
+        wait_s = seconds
+        while not over.wait(wait_s):
+            with door:
+                if not over.is_set():
+                    _raise_in(thread_id)
+            wait_s = AGAIN_S
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    watcher = threading.Thread(target=interrupt, name="forerun-time-limit", daemon=True)
+    watcher.start()
     try:
         yield
     finally:
-        timer.cancel()
-        with door:
-            is_over = True
-        # One that was raised at the very end arrives here at the latest: between two bytecodes.
+        _settle(door, over, thread_id)
+
+
+def _settle(door: threading.Lock, over: threading.Event, thread_id: int) -> None:
+    """See to it that nothing is raised from here on, not even what is on its way."""
+    while True:
+        try:
+            with door:
+                over.set()
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+        except TimeIsUp:
+            continue
+        return
 
 
 def _raise_in(thread_id: int) -> None:
