@@ -72,7 +72,7 @@ def test_drafts_change_nothing_about_constrained_answers(tiny, prompts, name, te
             assert holds(name, each.text), each.text
     answers = [[*prompt, *each.token_ids] for prompt, each in zip(prompts, plain, strict=True)]
     for drafter in (NgramDrafter(1, 4), Random(answers, tiny.vocab_size)):
-        for max_draft in (1, 3, 7):
+        for max_draft in (1, 7):
             bench = Bench(tiny.folder, drafter, max_draft=max_draft)
             drafted = bench.generate(prompts, params)
             assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
@@ -185,7 +185,7 @@ class Sampling(Fake):
         return Proposal(torch.from_numpy(tokens), torch.tensor(lengths), probs)
 
 
-NUM_TRIALS = 12_000
+NUM_TRIALS = 8_000
 LENGTH = 3
 PROMPT = [3, 1, 4, 1, 5]
 SIGMA5 = float(stats.norm.sf(5))
@@ -258,6 +258,7 @@ def test_the_output_has_the_masked_targets_distribution(narrow, case):
         assert p_value(counts, joint, num_positions) > SIGMA5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_cutting_sampled_drafts_at_what_is_illegal_is_caught(narrow, rule, monkeypatch):
     """The way that is right for deterministic drafts is wrong here: what is left of the target's

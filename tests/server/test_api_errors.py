@@ -10,6 +10,8 @@ import pytest
 from server.api_help import check_error, openai_client, post, user
 from server.live import Live
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATHS = (CHAT, COMPLETIONS)
 CONTEXT = 512  # of the tiny model

@@ -18,6 +18,8 @@ from forerun.server.completions import CompletionFields
 from forerun.server.info_routes import DetokenizeFields, TokenizeFields
 from forerun.server.responses import ResponseFields
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import schemathesis

@@ -171,6 +171,7 @@ def test_lines_survive_clients_that_split_at_any_line_end(live: Live) -> None:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+@pytest.mark.slow
 def test_random_answers_are_cut_between_characters(
     live: Live, seed: int, temperature: float, max_tokens: int, text: str
 ) -> None:

@@ -28,6 +28,8 @@ from server.safety_tools import (
 
 from forerun.server.keys import ApiKey
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 
 @pytest.fixture(scope="module")
 def slow(tiny: Tiny) -> Iterator[Live]:

@@ -25,6 +25,8 @@ from server.safety_tools import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 TEXTS = [
     "the quick brown fox jumps over the lazy dog",
     "one two three one two three one two three",

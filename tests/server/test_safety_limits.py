@@ -19,6 +19,8 @@ from server.safety_tools import (
     wire,
 )
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 
 @pytest.fixture(scope="module")
 def small(tiny: Tiny) -> Iterator[Live]:

@@ -15,6 +15,8 @@ from reference.tiny import Tiny
 from server.live import Live, serving
 from server.safety_tools import ask, client_of, is_openai_error, wait_until
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 pytest.importorskip("llguidance")
 
 # Takes the compiler longer than it has.

@@ -28,7 +28,7 @@ __all__ = ["Server", "make_server", "serve"]
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 60
+KEEP_ALIVE_S = 15
 MAX_HEAD_BYTES = 64 * 1024
 CLOSING_S = 3.0  # for error chunks to reach their clients
 POLL_S = 0.05
