@@ -11,6 +11,8 @@ from reference.tiny import Tiny
 from server.api_help import check_error, post, stream_of, user
 from server.live import Live
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATHS = (CHAT, COMPLETIONS)
 CONTEXT = 512  # of the tiny model

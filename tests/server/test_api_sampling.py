@@ -8,6 +8,8 @@ import pytest
 from server.api_help import post, stream_of, user
 from server.live import Live
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 CHAT = "/v1/chat/completions"
 
 

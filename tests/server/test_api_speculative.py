@@ -10,6 +10,8 @@ from reference.tiny import Tiny
 from server.api_help import check_error, openai_client, post, stream_of, user
 from server.live import Live, serving
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PROMPT = "one two three one two three one two"
 USAGE = {"stream_options": {"include_usage": True}}

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from server.api_help import LONG_S, Events, openai_client, post, read_events, stream_of, user
 from server.live import Live, serving
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": user(), "max_tokens": 12, "seed": 3},

@@ -11,6 +11,8 @@ import pytest
 from server.api_help import check_error, openai_client, post, stream_of, user
 from server.live import Live
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -13,6 +13,8 @@ from reference.tiny import make_tiny
 from server.api_help import check_error, openai_client, post, stream_of, user
 from server.live import Live, serving
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 CHAT = "/v1/chat/completions"
 WEATHER: dict[str, Any] = {
     "type": "object",

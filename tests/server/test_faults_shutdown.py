@@ -26,6 +26,8 @@ from server.safety_tools import (
     wire,
 )
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 LONG_ANSWER = {"max_tokens": 300, "ignore_eos": True}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import ipaddress
 import json
 import logging
 import re
@@ -94,7 +93,8 @@ class Gate:
         """Decide whether a request may come in at all, and as whom."""
         if len(headers) > MAX_HEADERS:
             raise Refusal(431, f"{len(headers)} headers; {MAX_HEADERS} are the most")
-        self._check_host([value for name, value in headers if name == b"host"])
+        hosts = [value for name, value in headers if name == b"host"]
+        self._check_host(hosts, (scope.get("server") or ("",))[0])
         path = scope["path"]
         if path not in PUBLIC and self._num_open > self._config.max_connections:
             raise describe(
@@ -116,14 +116,16 @@ class Gate:
             )
         return key
 
-    def _check_host(self, given: list[bytes]) -> None:
-        """Refuse names that are not ours: a page elsewhere may have made its name point here."""
+    def _check_host(self, given: list[bytes], address: str) -> None:
+        """Refuse names that are not ours: a page elsewhere may have made its name point here.
+
+        The `address` that the client has reached us at is a name that cannot be made to.
+        """
         if "*" in self._hosts or (self._config.api_keys and not self._config.is_loopback):
             return  # such a page has no key
         name = given[0].decode("latin-1").lower() if len(given) == 1 else ""
         host = re.sub(r":\d{1,5}$", "", name)
-        # A name can be made to point here, an address cannot.
-        if host not in self._hosts and not _is_address(host):
+        if host not in self._hosts and host not in (address, f"[{address}]"):
             raise Refusal(
                 421,
                 "the Host header names another server; --allowed-host NAME admits a name",
@@ -199,14 +201,6 @@ class _Outgoing:
             headers.append((b"connection", b"close"))  # what is still being sent is not read
         await self({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
 
 
 def refusal_bytes(refusal: Refusal) -> bytes:

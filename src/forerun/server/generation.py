@@ -7,8 +7,9 @@ stops working for it within one step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..engine.engine import Engine
@@ -64,14 +65,28 @@ class Generations:
         ticket = self._enter(requests, key)
         return Generation(self, bundles, ticket, deadline_s)
 
+    @contextlib.contextmanager
+    def preparing(self, key: ApiKey | None) -> Iterator[None]:
+        """Hold a place while a request is prepared; see `Admission.preparing`."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.admission.preparing(key))
+            except Overloaded as error:
+                self._count_refusal(error)
+                raise
+            yield
+
     def _enter(self, requests: Sequence[Request], key: ApiKey | None) -> Ticket:
         try:
             return self.admission.enter(requests, key)
         except Overloaded as error:
-            limited = isinstance(error, RateLimited)
-            self._metrics.on_rejected("key_limit" if limited else "queue_full")
-            self._history.event("rejected", str(error))
+            self._count_refusal(error)
             raise
+
+    def _count_refusal(self, error: Overloaded) -> None:
+        limited = isinstance(error, RateLimited)
+        self._metrics.on_rejected("key_limit" if limited else "queue_full")
+        self._history.event("rejected", str(error))
 
     def note(self, request: Request, reason: FinishReason) -> None:
         """Count a request that has ended."""

@@ -107,7 +107,8 @@ async def responses(http: HttpRequest) -> ASGIApp:
     def make(generation: Generation) -> _Answer:
         return _Answer(service, given, prepared, generation, http.state.request_id)
 
-    own = _OWN_EXTRAS & (given.model_extra or {}).keys()
+    extra = given.model_extra or {}
+    own = [name for name in _OWN_EXTRAS if extra.get(name) is not None]
     named = {*ignored_fields(chat).split(", "), *own, *(["user"] if given.user else [])}
     ignored = ", ".join(sorted(name for name in named if name))
     stream, bundles = bool(given.stream), [prepared.bundle]

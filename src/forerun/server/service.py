@@ -138,7 +138,7 @@ class Service:
             ClientDisconnect: nobody waits for it any more.
         """
         pool = self._compilers if compiles else self._preparers
-        with self.generations.admission.preparing(http.state.key):
+        with self.generations.preparing(http.state.key):
             future = pool.submit(work, *given)
 
             async def wait() -> tuple[Answer]:

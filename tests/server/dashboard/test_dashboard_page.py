@@ -11,6 +11,8 @@ import pytest
 from dashboard_browser import Open, Page
 from dashboard_fake import MAX_DRAFT, PAGE_DIR, Fake, Script
 
+pytestmark = pytest.mark.slow  # minutes; `make test-slow`
+
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 MODULES = "const load = (name) => import(new URL(`dashboard/${name}.js`, location.href));"
 
