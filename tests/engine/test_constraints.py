@@ -249,7 +249,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("plain", "sampled, token rule")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=pytest.mark.slow if each in SLOW else ()) for each in CASES]
+)
 def test_the_output_has_the_masked_targets_distribution(narrow, case):
     kind, rule = CASES[case]
     drafter = kind and (kind(narrow.vocab_size) if kind is Sampling else kind())
