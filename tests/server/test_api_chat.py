@@ -203,7 +203,7 @@ def test_bytes_of_tokens_join_to_the_text(live: Live) -> None:
     for seed in range(6):
         answer = ask(live, logprobs=True, top_logprobs=3, seed=seed, max_tokens=20)
         content = answer["choices"][0]["logprobs"]["content"]
-        raw = b"".join(bytes(each["bytes"]) for each in content)
+        raw = b"".join(bytes(each["bytes"] or ()) for each in content)
         assert raw.decode("utf-8", "replace") == text_of(answer)
         assert len(content) == answer["usage"]["completion_tokens"]
         for each in content:

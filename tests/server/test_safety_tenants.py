@@ -312,7 +312,7 @@ def test_sizes_of_chunks_tell_nothing(tiny: Tiny, path: str, padding: int) -> No
             sent = client.post(path, json=body).content
     events = [each + b"\n\n" for each in sent.split(b"\n\n") if each]
     events = [each for each in events if each != b"data: [DONE]\n\n"]
-    assert len(events) > 3
+    assert len(events) >= 2
     assert {len(each) % padding for each in events} == {0}
     for each in events_of(sent.decode()):
         if each != "[DONE]":
