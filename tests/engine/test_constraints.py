@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from reference.drafters import Fake, Random
+from reference.outputs import SIGMA5, p_value
 from reference.plain import next_probs
 from reference.tiny_engine import Bench
-from scipy import stats
 
 from forerun.constraint import Constraint
 from forerun.draft.ngram import NgramDrafter
@@ -84,7 +85,7 @@ def test_drafts_change_nothing_about_constrained_answers(tiny, prompts, name, te
 
 def test_what_is_forced_is_drafted_for_nothing(tiny, prompts):
     params = SamplingParams(temperature=0, max_tokens=60, constraint=CONSTRAINTS["json"])
-    plain = Bench(tiny.folder).generate(prompts, replaced(params, max_draft=0))
+    plain = Bench(tiny.folder).generate(prompts, replace(params, max_draft=0))
     drafted = Bench(tiny.folder, max_draft=7).generate(prompts, params)
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
     steps = sum(each.stats.num_steps for each in drafted)
@@ -97,7 +98,7 @@ def test_a_constraint_of_one_request_leaves_its_neighbours_alone(tiny, prompts):
     open_params = SamplingParams(temperature=0, max_tokens=20)
     alone = Bench(tiny.folder, NgramDrafter(1, 4)).generate(prompts, open_params)
     mixed = [
-        replaced(open_params, constraint=CONSTRAINTS["json"]) if index % 2 else open_params
+        replace(open_params, constraint=CONSTRAINTS["json"]) if index % 2 else open_params
         for index in range(len(prompts))
     ]
     together = Bench(tiny.folder, NgramDrafter(1, 4)).generate(prompts, mixed)
@@ -113,12 +114,6 @@ def test_a_ban_that_leaves_a_constraint_nothing_ends_that_request_alone(tiny, pr
     first, second = Bench(tiny.folder).generate(prompts[:2], [bad, good])
     assert isinstance(first.error, NoTokenPossible)
     assert second.token_ids == Bench(tiny.folder).generate(prompts[1:2], good)[0].token_ids
-
-
-def replaced(params, **changes):
-    from dataclasses import replace
-
-    return replace(params, **changes)
 
 
 class Automaton:
@@ -188,7 +183,6 @@ class Sampling(Fake):
 NUM_TRIALS = 8_000
 LENGTH = 3
 PROMPT = [3, 1, 4, 1, 5]
-SIGMA5 = float(stats.norm.sf(5))
 
 
 def sample(narrow, drafter, rule):
@@ -220,25 +214,6 @@ def exact(narrow):
             longer |= {(*output, token): p * q for token, q in enumerate(row) if q > 0}
         joint = longer
     return joint
-
-
-def p_value(counts, joint, num_positions):
-    seen, expected = Counter(), Counter()
-    for output, count in counts.items():
-        seen[output[:num_positions]] += count
-    total = sum(counts.values())
-    for output, p in joint.items():
-        expected[output[:num_positions]] += p * total
-    assert all(cell in expected for cell in seen), "an output that the grammar forbids"
-    big = [cell for cell, count in expected.items() if count >= 10]
-    observed = [seen[cell] for cell in big]
-    wanted = [expected[cell] for cell in big]
-    rest = total - sum(wanted)
-    if rest >= 5:
-        observed.append(total - sum(observed))
-        wanted.append(rest)
-    scale = sum(observed) / sum(wanted)
-    return float(stats.chisquare(observed, [count * scale for count in wanted]).pvalue)
 
 
 CASES = {

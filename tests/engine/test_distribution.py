@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 import torch
 from reference.drafters import Fake
+from reference.outputs import SIGMA5, p_value
 from reference.plain import next_probs
 from reference.tiny_engine import Bench
 from scipy import stats
@@ -22,7 +23,6 @@ from forerun.sampling import filtered_probs, rules
 from forerun.types import Outcome
 
 NUM_TRIALS = 20_480
-SIGMA5 = float(stats.norm.sf(5))
 PROMPT = [3, 1, 4, 1, 5]
 LENGTH = 3
 FILTERED = {"temperature": 0.8, "top_k": 10, "top_p": 0.95, "min_p": 0.02}
@@ -78,28 +78,6 @@ def exact(narrow, mix):
             longer |= {(*output, token): p * q for token, q in enumerate(row) if q > 0}
         joint = longer
     return joint
-
-
-def p_value(counts, joint, num_positions):
-    """Chi-square of the first `num_positions` tokens; cells under 10 are put together."""
-    seen, expected = Counter(), Counter()
-    for output, count in counts.items():
-        seen[output[:num_positions]] += count
-    total = sum(counts.values())
-    for output, p in joint.items():
-        expected[output[:num_positions]] += p * total
-    assert all(cell in expected for cell in seen), "an output that the filters forbid"
-    small = [cell for cell, count in expected.items() if count < 10]
-    observed = [seen[cell] for cell in expected if expected[cell] >= 10]
-    wanted = [count for count in expected.values() if count >= 10]
-    rest = sum(expected[cell] for cell in small)
-    if rest >= 5:
-        observed.append(sum(seen[cell] for cell in small))
-        wanted.append(rest)
-    scale = sum(observed) / sum(wanted)
-    assert abs(scale - 1) < 1e-2
-    assert len(wanted) >= 5
-    return float(stats.chisquare(observed, [count * scale for count in wanted]).pvalue)
 
 
 @pytest.mark.parametrize("mix", [OPEN, FILTERED], ids=["open", "filtered"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ from ..sampling import Chooser, choose_by_drafts
 from ..types import FinishReason, RequestOutcome, TokenEvent
 from .batch import build_batch
 from .guard import GuardedDrafter, Guesses
+from .report import num_prompt_tokens, plain_seconds, sampled_rows
 from .request import Request
 from .runner import Runner
 from .scheduler import Plan, PlanEntry, Scheduler
@@ -108,16 +109,15 @@ class EngineCore:
         self._drafter.observe(heard, features)
         self._finish(events)
         end_s = time.perf_counter()
+        draft_s, verify_s = drafted_s - scheduled_s, verified_s - drafted_s
+        host_s = scheduled_s - begin_s + end_s - verified_s
         for entry in plan.entries:
-            entry.request.counters.count_time(
-                draft_s=drafted_s - scheduled_s,
-                verify_s=verified_s - drafted_s,
-                host_s=scheduled_s - begin_s + end_s - verified_s,
-            )
+            entry.request.counters.count_time(draft_s, verify_s, host_s)
         if self.observers:
-            seconds = (drafted_s - scheduled_s, verified_s - drafted_s)
-            methods = dict(zip(sampling, guesses.methods, strict=True))
-            self._report(plan, methods, heard, len(batch.token_ids), seconds, end_s - begin_s)
+            sampled = sampled_rows(dict(zip(sampling, guesses.methods, strict=True)), heard)
+            self._report(plan, sampled, len(batch.token_ids), (draft_s, verify_s, host_s))
+        else:
+            self._drafter.take_faults()  # counted by request; nobody else wants them
         return events
 
     def check_integrity(self) -> None:
@@ -171,74 +171,35 @@ class EngineCore:
     def _report(
         self,
         plan: Plan,
-        methods: Mapping[PlanEntry, str],
-        heard: Sequence[RequestOutcome],
+        sampled: tuple[SampledRow, ...],
         num_rows: int,
-        seconds: tuple[float, float],
-        step_s: float,
+        seconds: tuple[float, float, float],
     ) -> None:
-        """Tell observers of a step that is over."""
-        by_request = {
-            entry.request.request_id: (method, _idle_reason(entry))
-            for entry, method in methods.items()
-        }
-        sampled = []
-        for each in heard:
-            method, reason = by_request[each.request_id]
-            row = SampledRow(
-                method,
-                each.num_drafted,
-                each.num_accepted,
-                len(each.emitted),
-                None if each.num_drafted else reason,
-            )
-            sampled.append(row)
-        faults, self._drafter.faults = tuple(self._drafter.faults), []
+        """Tell observers of a step that is over; `seconds` to draft, to verify, for the rest."""
+        draft_s, verify_s, host_s = seconds
         num_preempted = self._scheduler.num_preemptions - self._num_preempted
         self._num_preempted += num_preempted
-        draft_s, verify_s = seconds
         report = StepReport(
             num_requests=len(plan.entries),
             num_rows=num_rows,
-            num_prompt_tokens=sum(
-                max(0, min(e.request.num_prompt, e.start + e.num_tokens) - e.start)
-                for e in plan.entries
-            ),
-            sampled=tuple(sampled),
+            num_prompt_tokens=num_prompt_tokens(plan),
+            sampled=sampled,
             draft_s=draft_s,
             verify_s=verify_s,
-            host_s=step_s - draft_s - verify_s,
-            plain_s=self._plain_seconds(plan, sampled, num_rows, step_s - draft_s),
+            host_s=host_s,
+            plain_s=plain_seconds(sampled, num_rows, verify_s + host_s, self._runner.row_cost),
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             num_blocks_used=self._scheduler.num_blocks_used,
             num_blocks=self._scheduler.num_blocks,
             num_preempted=num_preempted,
-            faults=faults,
+            faults=self._drafter.take_faults(),
         )
         for observer in self.observers:
             try:
                 observer(report)
             except Exception:
                 logger.exception("an observer of the engine failed")
-
-    def _plain_seconds(
-        self, plan: Plan, sampled: Sequence[SampledRow], num_rows: int, step_s: float
-    ) -> float:
-        """Model what the tokens of a step would have taken without drafts.
-
-        A pass over m rows costs 1 + c (m - 1) passes over one row, with c the row cost that was
-        measured at start. A step without drafts is so much shorter, and each token that drafts
-        gained in the mean would have needed one more such step.
-        """
-        num_drafted = sum(row.num_drafted for row in sampled)
-        if not num_drafted:
-            return step_s
-        cost = self._runner.row_cost
-        plain_rows = max(1, num_rows - num_drafted)
-        plain_s = step_s * (1 + cost * (plain_rows - 1)) / (1 + cost * (num_rows - 1))
-        gained = sum(row.num_emitted - 1 for row in sampled) / len(sampled)
-        return plain_s * (1 + gained)
 
     def _finish(self, events: list[TokenEvent]) -> None:
         for event in events:
@@ -263,18 +224,6 @@ class EngineCore:
         events = [self._fail(entry.request, wrapped) for entry in plan.entries]
         self._finish(events)
         return events
-
-
-def _idle_reason(entry: PlanEntry) -> str:
-    """Say why a request that had caught up got no draft, if it got none."""
-    request = entry.request
-    if not request.drafting:
-        return "drafter_failed"
-    if request.params.max_draft == 0:
-        return "not_wanted"
-    if entry.max_draft == 0:
-        return "at_its_end" if request.num_remaining <= 0 else "no_room"
-    return "no_guess"
 
 
 def _explain(entry: PlanEntry, fault: Fault) -> ForerunError:

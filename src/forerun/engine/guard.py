@@ -42,7 +42,7 @@ class GuardedDrafter:
         self._row_cost = row_cost
         self._vocab_size = vocab_size
         self._alive: dict[int, Request] = {}
-        self.faults: list[str] = []  # reasons, since somebody last took them
+        self._faults: list[str] = []  # reasons, since they were last taken
 
     @property
     def method(self) -> str:
@@ -96,6 +96,11 @@ class GuardedDrafter:
         except Exception:  # noqa: BLE001
             self._give_up(request, "finish_failed")
 
+    def take_faults(self) -> tuple[str, ...]:
+        """Hand over why drafts failed since the last call."""
+        faults, self._faults = tuple(self._faults), []
+        return faults
+
     def check_integrity(self, unfinished: set[int]) -> None:
         """Assert that exactly the unfinished requests are known here."""
         assert set(self._alive) == unfinished, "a finished request was never taken from the drafter"
@@ -122,7 +127,7 @@ class GuardedDrafter:
         """Decode a request plainly from now on. Called inside the handler, for the traceback."""
         request.drafting = False
         request.counters.count_fault(reason)
-        self.faults.append(reason)
+        self._faults.append(reason)
         logger.warning(
             "drafter failed (%s); request %d goes on without",
             reason,

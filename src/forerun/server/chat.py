@@ -18,6 +18,7 @@ from .service import Service
 from .tools import (
     Tool,
     ToolCallParser,
+    ToolChoice,
     ToolFormat,
     tool_constraint,
     tool_support,
@@ -70,15 +71,14 @@ def prepare_chat(service: Service, given: ChatFields, key: ApiKey | None) -> Pre
     choice = validate_tool_choice(given.tool_choice, tools)
     support = tool_support(codec.chat_source)
     offered = () if choice.mode == "none" else tools
-    constraint = _constraint(service, given, offered, support.format)
+    constraint = _constraint(service, given, offered, choice, support.format)
     tokens = _render(service, given, offered)
     wants_marks = offered and any(mark in codec.special_tokens for mark in support.format.marks)
-    max_tokens = _max_tokens(given)
     params = read_params(
         given,
         service.doors,
         key,
-        max_tokens=max_tokens,
+        max_tokens=_max_tokens(given),
         logprobs=_logprobs(given),
         constraint=constraint,
         **({"skip_special_tokens": False} if wants_marks else {}),
@@ -125,11 +125,14 @@ def _logprobs(given: ChatFields) -> int | None:
 
 
 def _constraint(
-    service: Service, given: ChatFields, tools: tuple[Tool, ...], format: ToolFormat
+    service: Service,
+    given: ChatFields,
+    tools: tuple[Tool, ...],
+    choice: ToolChoice,
+    format: ToolFormat,
 ) -> Constraint | None:
     asked = read_constraint(given.response_format, given.structured_outputs)
-    choice = validate_tool_choice(given.tool_choice, tools) if tools else None
-    if choice is None or not choice.forces_calls:
+    if not choice.forces_calls:
         return asked
     if asked is not None:
         raise Refusal(

@@ -10,15 +10,17 @@ from typing import Any
 from ..engine.results import Chunk, GenerationResult
 from ..types import FinishReason
 from .chat import ChatFields, PreparedChat
+from .endings import finish_reason, marks, stop_reason
 from .gathering import gather
 from .generation import Generation
+from .reading import read_deltas
 from .service import Service
 from .sse import DONE, frame
 from .streams import error_frame
-from .tally import metrics_of, timings_of, usage_of
+from .tally import costs_of, usage_of
 from .tools import ArgumentsDelta, CallStarted, ContentDelta, Delta, ToolCallParser
 
-__all__ = ["ChatAnswer", "finish_reason", "marks", "stop_reason"]
+__all__ = ["ChatAnswer"]
 
 
 class ChatAnswer:
@@ -48,7 +50,7 @@ class ChatAnswer:
         """Wait for all answers."""
         async for piece in self._generation.pieces():
             choice = self._choices[piece.index]
-            choice.add(choice.read(piece.chunk), piece.chunk)
+            choice.add(piece.chunk)
         return {
             **self._head("chat.completion"),
             "choices": [choice.whole() for choice in self._choices],
@@ -69,7 +71,12 @@ class ChatAnswer:
                 for shown in choice.chunks(piece.chunk):
                     yield frame(head | self._running_usage() | {"choices": [shown]}, padding)
             if self._given.wants_usage():
-                last = {**head, "choices": [], "usage": self._usage(), **self._costs()}
+                last = {
+                    **head,
+                    "choices": [],
+                    "usage": self._usage(),
+                    **self._costs(),
+                }
                 yield frame(last, padding)
         except Exception as error:  # noqa: BLE001  (told in the stream, which has begun)
             yield error_frame(error, self._request_id, padding)
@@ -89,18 +96,11 @@ class ChatAnswer:
         num_cached = self._bundle.requests[0].counters.num_cached_tokens
         return usage_of(num_prompt, sum(each.num_tokens for each in self._choices), num_cached)
 
+    def _costs(self) -> dict[str, Any]:
+        return costs_of([each.result for each in self._choices], self._service.max_draft)
+
     def _running_usage(self) -> dict[str, Any]:
         return {"usage": self._usage()} if self._given.wants_running_usage() else {}
-
-    def _costs(self) -> dict[str, Any]:
-        """What it took, told for a single answer."""
-        result = self._choices[0].result
-        if len(self._choices) != 1 or result is None:
-            return {}
-        return {
-            "metrics": metrics_of(result.stats, self._service.max_draft),
-            "timings": timings_of(result.stats),
-        }
 
 
 class _Choice:
@@ -123,22 +123,12 @@ class _Choice:
         """Say the role, before anything else."""
         return self._chunk({"role": "assistant", "content": ""})
 
-    def read(self, chunk: Chunk) -> list[Delta]:
-        """Tell content from calls."""
-        if self._parser is None:
-            return [ContentDelta(chunk.text)] if chunk.text else []
-        deltas = self._parser.push(chunk.text)
-        if chunk.result is not None:
-            cut = chunk.result.finish_reason is FinishReason.LENGTH
-            deltas += self._parser.finish(truncated=cut)
-        return deltas
-
-    def add(self, deltas: list[Delta], chunk: Chunk) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Remember what a chunk brought, for the whole answer."""
         self.num_tokens += len(chunk.token_ids)
         self.result = chunk.result
         self._logprobs += self._told(chunk)
-        for delta in deltas:
+        for delta in read_deltas(self._parser, chunk):
             match delta:
                 case ContentDelta(text):
                     self._content.append(text)
@@ -152,7 +142,7 @@ class _Choice:
         self.num_tokens += len(chunk.token_ids)
         self.result = chunk.result
         told = self._told(chunk)
-        shown = [self._chunk(_delta(delta)) for delta in self.read(chunk)]
+        shown = [self._chunk(_delta(delta)) for delta in read_deltas(self._parser, chunk)]
         if told or (self._given.marks_drafts and chunk.token_ids):
             shown = shown or [self._chunk({"content": ""})]
             if self._given.logprobs:
@@ -165,7 +155,7 @@ class _Choice:
         if chunk.result is not None:
             shown = shown or [self._chunk({})]
             shown[-1]["finish_reason"] = self._finish_reason(chunk.result)
-            shown[-1]["stop_reason"] = stop_reason(self._service, chunk.result)
+            shown[-1]["stop_reason"] = stop_reason(self._service.eos_token_ids, chunk.result)
         return shown
 
     def whole(self) -> dict[str, Any]:
@@ -188,7 +178,7 @@ class _Choice:
                 {"content": self._logprobs, "refusal": None} if self._given.logprobs else None
             ),
             "finish_reason": self._finish_reason(result),
-            "stop_reason": stop_reason(self._service, result),
+            "stop_reason": stop_reason(self._service.eos_token_ids, result),
         }
         if self._given.return_token_ids:
             choice["token_ids"] = list(result.token_ids)
@@ -209,27 +199,6 @@ class _Choice:
         if result.finish_reason is FinishReason.STOP and has_calls:
             return "tool_calls"
         return finish_reason(result)
-
-
-def finish_reason(result: GenerationResult) -> str:
-    """Say why an answer ended, in OpenAI's words."""
-    return "length" if result.finish_reason is FinishReason.LENGTH else "stop"
-
-
-def stop_reason(service: Service, result: GenerationResult) -> int | str | None:
-    """Say which stop string or token ended an answer, as vLLM does; the model's own end is none."""
-    if result.stopped_by in service.engine.model_config.eos_token_ids:
-        return None
-    return result.stopped_by
-
-
-def marks(chunk: Chunk) -> dict[str, Any]:
-    """Say which of a chunk's tokens had been guessed: the first `num_accepted`, and by whom."""
-    return {
-        "num_accepted": chunk.num_accepted,
-        "drafter": chunk.method,
-        "pieces": list(chunk.pieces),
-    }
 
 
 def _delta(delta: Delta) -> dict[str, Any]:

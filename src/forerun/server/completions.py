@@ -16,7 +16,7 @@ from pydantic import Field, PlainValidator, StrictBool, WithJsonSchema
 from ..engine.results import Bundle, Chunk, GenerationResult
 from ..errors import InvalidParameter
 from .asked import constraint_field, read_constraint, read_params
-from .chat_answer import finish_reason, marks, stop_reason
+from .endings import finish_reason, marks, stop_reason
 from .failures import Refusal
 from .fields import GenerationFields
 from .gathering import gather
@@ -25,7 +25,7 @@ from .keys import ApiKey
 from .service import Service
 from .sse import DONE, frame
 from .streams import error_frame
-from .tally import metrics_of, timings_of, usage_of
+from .tally import costs_of, usage_of
 from .token_texts import Offsets
 
 __all__ = ["CompletionAnswer", "CompletionFields", "prepare_completions"]
@@ -174,7 +174,12 @@ class CompletionAnswer:
                     running = {"usage": self._usage()} if self._given.wants_running_usage() else {}
                     yield frame(head | running | {"choices": [shown]}, padding)
             if self._given.wants_usage():
-                last = {**head, "choices": [], "usage": self._usage(), **self._costs()}
+                last = {
+                    **head,
+                    "choices": [],
+                    "usage": self._usage(),
+                    **self._costs(),
+                }
                 yield frame(last, padding)
         except Exception as error:  # noqa: BLE001  (told in the stream, which has begun)
             yield error_frame(error, self._request_id, padding)
@@ -198,13 +203,7 @@ class CompletionAnswer:
         )
 
     def _costs(self) -> dict[str, Any]:
-        result = self._choices[0].result
-        if len(self._choices) != 1 or result is None:
-            return {}
-        return {
-            "metrics": metrics_of(result.stats, self._service.max_draft),
-            "timings": timings_of(result.stats),
-        }
+        return costs_of([each.result for each in self._choices], self._service.max_draft)
 
 
 class _Choice:
@@ -274,7 +273,7 @@ class _Choice:
         return choice
 
     def _stop_reason(self, result: GenerationResult) -> int | str | None:
-        return stop_reason(self._service, result)
+        return stop_reason(self._service.eos_token_ids, result)
 
     def _tell(self, chunk: Chunk) -> dict[str, list[Any]] | None:
         """Write a chunk's log-probabilities; the prompt's come before the first of them."""

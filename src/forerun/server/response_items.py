@@ -8,7 +8,8 @@ from typing import Any
 
 from ..engine.results import Chunk, GenerationResult
 from ..types import FinishReason
-from .tools import ArgumentsDelta, CallStarted, ContentDelta, Delta, ToolCallParser
+from .reading import read_deltas
+from .tools import ArgumentsDelta, CallStarted, ContentDelta, ToolCallParser
 
 __all__ = ["Items"]
 
@@ -33,7 +34,7 @@ class Items:
         return self._items
 
     def _read(self, chunk: Chunk) -> Iterator[Event]:
-        for delta in self._deltas(chunk):
+        for delta in read_deltas(self._parser, chunk):
             match delta:
                 case ContentDelta(text):
                     yield from self._say(text)
@@ -60,15 +61,6 @@ class Items:
         if chunk.result is not None:
             cut = chunk.result.finish_reason is FinishReason.LENGTH
             yield from self._close("incomplete" if cut else "completed")
-
-    def _deltas(self, chunk: Chunk) -> list[Delta]:
-        if self._parser is None:
-            return [ContentDelta(chunk.text)] if chunk.text else []
-        deltas = self._parser.push(chunk.text)
-        if chunk.result is not None:
-            cut = chunk.result.finish_reason is FinishReason.LENGTH
-            deltas += self._parser.finish(truncated=cut)
-        return deltas
 
     def _say(self, text: str) -> Iterator[Event]:
         if not self._is_open or self._items[-1]["type"] != "message":

@@ -83,6 +83,10 @@ class Service:
         return f"{where}, {threads}, {dtype}, {machinery.kernels} kernels"
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return tuple(self.engine.model_config.eos_token_ids)
+
+    @property
     def max_draft(self) -> int:
         return self.engine.config.speculation.max_draft
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..engine.results import GenerationResult
 from ..engine.stats import RequestStats
 
-__all__ = ["metrics_of", "timings_of", "usage_of"]
+__all__ = ["costs_of", "metrics_of", "usage_of"]
 
 
 def usage_of(num_prompt: int, num_completion: int, num_cached: int) -> dict[str, Any]:
@@ -46,6 +47,14 @@ def metrics_of(stats: RequestStats, max_draft: int) -> dict[str, Any]:
             "fallbacks": dict(stats.drafter_faults),
         },
     }
+
+
+def costs_of(results: Sequence[GenerationResult | None], max_draft: int) -> dict[str, Any]:
+    """Tell what an answer took, where there is just one and it has ended."""
+    if len(results) != 1 or results[0] is None:
+        return {}
+    stats = results[0].stats
+    return {"metrics": metrics_of(stats, max_draft), "timings": timings_of(stats)}
 
 
 def timings_of(stats: RequestStats) -> dict[str, Any]:
