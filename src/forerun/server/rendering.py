@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import InvalidParameter, TemplateError
 from ..text import TextCodec
-from ..text.time_limit import TimeIsUp, time_limit
+from ..text.time_limit import TimeIsUp, run_within
 from .tools import Tool, normalise_messages, prepare_messages, tool_support
 
 __all__ = ["render_messages"]
@@ -47,8 +47,9 @@ def render_messages(
     except TemplateError as error:
         raise InvalidParameter(f"chat_template_kwargs: {error}") from None
     try:
-        with time_limit(seconds):
-            text = template.render(messages, add_generation_prompt=starts_anew, **extra)
+        text = run_within(
+            seconds, lambda: template.render(messages, add_generation_prompt=starts_anew, **extra)
+        )
     except TimeIsUp:
         raise TemplateError(
             f"the model's chat template ran for more than {seconds:g} s; send fewer or shorter "

@@ -1,59 +1,90 @@
-"""A limit on how long Python code may run in this thread, for code that came with a model's files.
+"""A limit on how long Python code may run, for code that came with a model's files.
 
 A template can loop without calling anything of ours, so nothing short of an exception from outside
-ends it. CPython raises one between two bytecodes; code that waits in C is not reached.
+ends it. CPython raises one between two bytecodes, anywhere: in the caller's own thread that could
+be inside the machinery that starts or ends the limit. So the code runs in a thread made for it, and
+only there is anything raised. Code that waits in C is not reached; it is left behind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-__all__ = ["TimeIsUp", "time_limit"]
+__all__ = ["TimeIsUp", "run_within"]
 
+Result = TypeVar("Result")
 
 AGAIN_S = 0.1  # code may catch even this, in a finalizer for one: once more then
+PATIENCE_S = 2.0  # how long code is told to end before it is left behind
 
 
 class TimeIsUp(BaseException):
-    """The time of a `time_limit` is over. No `Exception`, so that the code cannot swallow it."""
+    """The time of `run_within` is over. No `Exception`, so that the code cannot swallow it."""
 
 
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeIsUp` inside the block once its time is over."""
-    thread_id = threading.get_ident()
-    door = threading.Lock()  # so that nothing is raised once the block is left
-    over = threading.Event()
+def run_within(seconds: float, function: Callable[[], Result]) -> Result:
+    """Give what `function` gives, or raises; it is ended once its time is over.
 
-    def interrupt() -> None:
-        wait_s = seconds
-        while not over.wait(wait_s):
-            with door:
-                if not over.is_set():
-                    _raise_in(thread_id)
-            wait_s = AGAIN_S
-
-    watcher = threading.Thread(target=interrupt, name="forerun-time-limit", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        _settle(door, over, thread_id)
+    Raises:
+        TimeIsUp: it was not done in `seconds`.
+    """
+    worker = _Worker(function)
+    worker.start()
+    if not worker.done.wait(seconds):
+        threading.Thread(target=worker.end, name="forerun-time-limit", daemon=True).start()
+        raise TimeIsUp
+    if worker.failure is not None:
+        raise worker.failure
+    return worker.results[0]
 
 
-def _settle(door: threading.Lock, over: threading.Event, thread_id: int) -> None:
-    """See to it that nothing is raised from here on, not even what is on its way."""
-    while True:
+class _Worker(threading.Thread, Generic[Result]):
+    """Runs a function once, and can be made to stop in the middle of it."""
+
+    def __init__(self, function: Callable[[], Result]) -> None:
+        super().__init__(name="forerun-limited", daemon=True)
+        self.done = threading.Event()
+        self.results: list[Result] = []
+        self.failure: BaseException | None = None
+        self._function = function
+        self._door = threading.Lock()  # nothing is raised in this thread but while it is inside
+        self._inside = False
+
+    def run(self) -> None:
+        with self._door:
+            self._inside = True
+        # The loop: what is raised from outside may strike after the function, before the door.
+        while self._inside:
+            try:
+                if not self.results and self.failure is None:
+                    self._call()
+                with self._door:
+                    self._inside = False
+            except TimeIsUp as failure:
+                self.failure = failure
+        self.done.set()
+
+    def _call(self) -> None:
         try:
-            with door:
-                over.set()
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+            self.results.append(self._function())
         except TimeIsUp:
-            continue
-        return
+            raise
+        except BaseException as failure:  # noqa: BLE001 - the caller raises it
+            self.failure = failure
+
+    def end(self) -> None:
+        """Raise in the thread, until the function has ended or nobody can end it."""
+        waited_s = 0.0
+        while waited_s < PATIENCE_S:
+            with self._door:
+                if self._inside and self.is_alive() and self.ident is not None:
+                    _raise_in(self.ident)
+            if self.done.wait(AGAIN_S):
+                return
+            waited_s += AGAIN_S
 
 
 def _raise_in(thread_id: int) -> None:

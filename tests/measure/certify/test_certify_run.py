@@ -137,10 +137,10 @@ def test_an_engine_whose_drafts_change_tokens_is_found_out(
     """Logits move a little wherever a draft was verified: what unequal bits would do, enlarged."""
     right = verify.decide
 
-    def moved(plan, proposal, logits, choose):
-        if int(proposal.lengths.sum()):
+    def moved(plan, guesses, logits, choose):
+        if int(guesses.proposal.lengths.sum()):
             logits = logits + 0.3 * torch.sin(torch.arange(logits.shape[1]))
-        return right(plan, proposal, logits, choose)
+        return right(plan, guesses, logits, choose)
 
     monkeypatch.setattr("forerun.engine.core.decide", moved)
     certificate = make(repeating32)

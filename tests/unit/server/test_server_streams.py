@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ from forerun.server.config import ServerConfig
 from forerun.server.gate import Gate
 from forerun.server.keys import ApiKey
 from forerun.server.sse import DONE, PING, EventStream, frame, until_disconnect
-from forerun.text.time_limit import TimeIsUp, time_limit
 
 KEY = ApiKey.of("alicekey1", "alice")
 
@@ -309,67 +306,3 @@ def test_a_request_id_that_could_hurt_is_replaced(given: bytes) -> None:
     headers = [(b"host", b"localhost"), (b"x-request-id", given)]
     client = call(gate(), scope(headers=headers))
     assert dict(client.sent[0]["headers"])[b"x-request-id"] != given
-
-
-# The time limit
-
-
-def loop_for_ever() -> None:
-    while True:
-        pass
-
-
-def test_what_loops_is_ended_and_the_thread_is_clean_after() -> None:
-    for _ in range(5):
-        with pytest.raises(TimeIsUp), time_limit(0.05):
-            loop_for_ever()
-        assert sum(range(100_000)) == 4999950000  # nothing is left to be raised here
-
-
-def test_a_block_that_ends_as_its_time_does_leaves_nothing_behind() -> None:
-    """Whatever is raised, is raised out of the block: never into what the thread does next."""
-    import time
-
-    for number in range(300):
-        seconds = 0.002
-        try:
-            with time_limit(seconds):
-                end = time.perf_counter() + seconds - 0.0004 + number % 8 * 0.0001
-                while time.perf_counter() < end:
-                    pass
-        except TimeIsUp:
-            pass
-        for _ in range(50):
-            len(str(number))
-
-
-def test_code_that_catches_everything_it_can_name_is_ended_too() -> None:
-    def stubborn() -> None:
-        while True:
-            try:
-                loop_for_ever()
-            except Exception:  # noqa: BLE001
-                continue
-
-    with pytest.raises(TimeIsUp), time_limit(0.05):
-        stubborn()
-
-
-def test_nothing_is_raised_after_the_block() -> None:
-    """However the end of the block and the end of the time meet."""
-    for number in range(300):
-        try:
-            with time_limit(0.0005):
-                end_s = time.perf_counter() + 0.0002 + number * 0.000002
-                while time.perf_counter() < end_s:
-                    pass
-        except TimeIsUp:
-            pass
-        for _ in range(2000):
-            pass
-    names = {thread.name for thread in threading.enumerate() if thread.is_alive()}
-    deadline_s = time.monotonic() + 10
-    while "forerun-time-limit" in names and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-        names = {thread.name for thread in threading.enumerate()}
-    assert "forerun-time-limit" not in names
