@@ -80,7 +80,11 @@ def exact(narrow, mix):
     return joint
 
 
-@pytest.mark.parametrize("mix", [OPEN, FILTERED], ids=["open", "filtered"])
+@pytest.mark.parametrize(
+    "mix",
+    [pytest.param(OPEN, marks=pytest.mark.slow), FILTERED],
+    ids=["open", "filtered"],
+)
 def test_the_output_has_the_targets_distribution(narrow, mix):
     (counts, accepted_rate), joint = sample(narrow, mix), exact(narrow, mix)
     assert 0.15 < accepted_rate < 0.85, "accepting and rejecting must both happen"
