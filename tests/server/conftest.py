@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from reference.live_server import Live, serving
 from reference.tiny import Tiny
-from server.live import Live, serving
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
+from reference.api_help import check_error, post, stream_of, user
+from reference.live_server import Live
 from reference.tiny import Tiny
-from server.api_help import check_error, post, stream_of, user
-from server.live import Live
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

@@ -6,8 +6,8 @@ import uuid
 from typing import Any
 
 import pytest
-from server.api_help import post, stream_of, user
-from server.live import Live
+from reference.api_help import post, stream_of, user
+from reference.live_server import Live
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 

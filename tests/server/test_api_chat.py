@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from server.api_help import LONG_S, openai_client, post, stream_of, user
-from server.live import Live
+from reference.api_help import LONG_S, openai_client, post, stream_of, user
+from reference.live_server import Live
 
 CHAT = "/v1/chat/completions"
 

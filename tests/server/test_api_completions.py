@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from reference.api_help import openai_client, post, stream_of
+from reference.live_server import Live
 from reference.tiny import Tiny
-from server.api_help import openai_client, post, stream_of
-from server.live import Live
 
 PATH = "/v1/completions"
 PROMPTS = ["the quick brown fox", "ab" * 9, "der Bär läuft", "你好 🙂 привет"]

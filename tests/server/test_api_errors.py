@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from server.api_help import check_error, openai_client, post, user
-from server.live import Live
+from reference.api_help import check_error, openai_client, post, user
+from reference.live_server import Live
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server.api_help import ERROR_KEYS, LONG_S, post, user
-from server.live import Live
+from reference.api_help import ERROR_KEYS, LONG_S, post, user
+from reference.live_server import Live
 
 from forerun.server.chat import ChatFields
 from forerun.server.completions import CompletionFields

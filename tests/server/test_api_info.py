@@ -9,9 +9,9 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reference.api_help import LONG_S, check_error, openai_client, post, user
+from reference.live_server import Live, serving
 from reference.tiny import Tiny
-from server.api_help import LONG_S, check_error, openai_client, post, user
-from server.live import Live, serving
 
 import forerun
 

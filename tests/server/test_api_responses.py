@@ -10,9 +10,9 @@ import httpx
 import jsonschema_rs
 import openai
 import pytest
+from reference.api_help import LONG_S, check_error, openai_client, post, user
+from reference.live_server import Live, serving
 from reference.tiny import make_tiny
-from server.api_help import LONG_S, check_error, openai_client, post, user
-from server.live import Live, serving
 
 CHAT, PATH = "/v1/chat/completions", "/v1/responses"
 CLOCK: dict[str, Any] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from server.api_help import post, stream_of, user
-from server.live import Live
+from reference.api_help import post, stream_of, user
+from reference.live_server import Live
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

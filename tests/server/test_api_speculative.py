@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from reference.api_help import check_error, openai_client, post, stream_of, user
+from reference.live_server import Live, serving
 from reference.tiny import Tiny
-from server.api_help import check_error, openai_client, post, stream_of, user
-from server.live import Live, serving
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

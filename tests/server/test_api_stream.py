@@ -10,8 +10,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server.api_help import LONG_S, Events, openai_client, post, read_events, stream_of, user
-from server.live import Live, serving
+from reference.api_help import LONG_S, Events, openai_client, post, read_events, stream_of, user
+from reference.live_server import Live, serving
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from server.api_help import check_error, openai_client, post, stream_of, user
-from server.live import Live
+from reference.api_help import check_error, openai_client, post, stream_of, user
+from reference.live_server import Live
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

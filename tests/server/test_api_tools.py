@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema_rs
 import openai
 import pytest
+from reference.api_help import check_error, openai_client, post, stream_of, user
+from reference.live_server import Live, serving
 from reference.tiny import make_tiny
-from server.api_help import check_error, openai_client, post, stream_of, user
-from server.live import Live, serving
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

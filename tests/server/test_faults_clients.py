@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from reference.tiny import Tiny
-from server.live import Live, serving
-from server.safety_tools import (
+from reference.live_server import Live, serving
+from reference.safety_tools import (
     ask,
     chat_body,
     client_of,
@@ -25,6 +24,7 @@ from server.safety_tools import (
     wait_until,
     wire,
 )
+from reference.tiny import Tiny
 
 from forerun.server.keys import ApiKey
 

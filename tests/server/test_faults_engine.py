@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from reference.tiny import Tiny
-from server.live import Live, serving
-from server.safety_tools import (
+from reference.live_server import Live, serving
+from reference.safety_tools import (
     ask,
     chat_body,
     client_of,
@@ -24,6 +23,7 @@ from server.safety_tools import (
     total,
     wait_until,
 )
+from reference.tiny import Tiny
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from reference.live_server import Live, serving
+from reference.safety_tools import ALICE, KEYS, client_of, is_openai_error, post_bytes, wire
 from reference.tiny import Tiny
-from server.live import Live, serving
-from server.safety_tools import ALICE, KEYS, client_of, is_openai_error, post_bytes, wire
 
 from forerun.cli import main
 
@@ -171,7 +171,7 @@ def test_no_host_opens_a_door(locked: Live, host: str) -> None:
 
 
 def test_the_root_path_does_not_open_a_door(locked: Live) -> None:
-    from server.safety_tools import wait_until
+    from reference.safety_tools import wait_until
 
     config = locked.server.config
     config.root_path = "/health"

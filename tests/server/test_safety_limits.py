@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from reference.tiny import Tiny
-from server.live import Live, serving
-from server.safety_tools import (
+from reference.live_server import Live, serving
+from reference.safety_tools import (
     ask,
     chat_body,
     client_of,
@@ -18,6 +17,7 @@ from server.safety_tools import (
     post_bytes,
     wire,
 )
+from reference.tiny import Tiny
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from reference.tiny import Tiny
-from server.live import Live, serving
-from server.safety_tools import (
+from reference.live_server import Live, serving
+from reference.safety_tools import (
     ALICE,
     BOB,
     KEYS,
@@ -30,6 +29,7 @@ from server.safety_tools import (
     wait_until,
     wire,
 )
+from reference.tiny import Tiny
 
 from forerun.server.keys import ApiKey
 

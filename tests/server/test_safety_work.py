@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from reference.live_server import Live, serving
+from reference.safety_tools import ask, client_of, is_openai_error, wait_until
 from reference.tiny import Tiny
-from server.live import Live, serving
-from server.safety_tools import ask, client_of, is_openai_error, wait_until
 
 pytestmark = pytest.mark.slow  # minutes; `make test-slow`
 
@@ -134,7 +134,7 @@ def test_time_before_the_queue_counts(worked: Live) -> None:
 
 def test_who_has_left_is_not_prepared_any_more(worked: Live) -> None:
     """Clients that leave at once must not keep the preparing threads busy for the others."""
-    from server.safety_tools import chat_body, post_bytes, wire
+    from reference.safety_tools import chat_body, post_bytes, wire
 
     for number in range(10):
         with wire(worked) as connection:

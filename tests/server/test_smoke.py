@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 import openai
-from server.live import Live
+from reference.live_server import Live
 
 
 def client_of(live: Live) -> openai.OpenAI:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from dashboard_browser import Browser
+from reference.live_server import serving
 from reference.tiny import Tiny
-from server.live import serving
 
 TEXT = "one two three one two three one two three"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import openai
-from server.live import Live
+from reference.live_server import Live
 
 __all__ = [
     "ERROR_KEYS",

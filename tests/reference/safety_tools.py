@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from server.live import Live
+from reference.live_server import Live
 
 from forerun.server.keys import ApiKey
 
