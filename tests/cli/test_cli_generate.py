@@ -18,7 +18,8 @@ COPY = "Repeat these words three times: red green blue yellow black white."
 
 @pytest.fixture
 def ask(model: str) -> tuple[str, ...]:
-    return ("generate", "--model", model, "--dtype", "float32")
+    # One thread: tests run two at a time, and threads that wait for each other cost most of it.
+    return ("generate", "--model", model, "--dtype", "float32", "--threads", "1")
 
 
 def test_json_is_one_line_and_drafts_change_nothing(outside: Cli, ask: tuple[str, ...]) -> None:
