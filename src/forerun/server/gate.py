@@ -96,9 +96,9 @@ class Gate:
         hosts = [value for name, value in headers if name == b"host"]
         self._check_host(hosts, (scope.get("server") or ("",))[0])
         path = scope["path"]
-        if path not in PUBLIC and self._num_open > self._config.max_connections:
+        if path not in PUBLIC and self._num_open > self._config.max_open_requests:
             raise describe(
-                Overloaded(f"more than {self._config.max_connections} requests are open", 1.0), ""
+                Overloaded(f"more than {self._config.max_open_requests} requests are open", 1.0), ""
             )
         if not self._config.api_keys or path in self._public:
             return None

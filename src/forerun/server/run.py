@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -32,6 +33,7 @@ KEEP_ALIVE_S = 15
 MAX_HEAD_BYTES = 64 * 1024
 CLOSING_S = 3.0  # for error chunks to reach their clients
 POLL_S = 0.05
+SPARE_FILES = 256  # beside connections: weights, the event loop, children
 
 
 def serve(engine: Engine, config: ServerConfig, on_listening: Callable[[str], None]) -> None:
@@ -40,6 +42,7 @@ def serve(engine: Engine, config: ServerConfig, on_listening: Callable[[str], No
     async def run() -> None:
         await make_server(engine, config, on_listening).serve()
 
+    _allow_open_files(config.max_connections + SPARE_FILES)
     asyncio.run(run())
 
 
@@ -64,7 +67,7 @@ def make_server(
         build_app(service),
         host=config.host,
         port=config.port,
-        http=_protocol(config.header_timeout_s),
+        http=_protocol(config.header_timeout_s, config.max_connections),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -125,6 +128,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            transport = connection.transport  # of a client that does not read what it is sent
+            if transport is not None:
+                transport.abort()
+        await asyncio.sleep(0)
         self.service.close()
 
     async def _wait_until_idle(self, seconds: float) -> None:
@@ -134,8 +142,19 @@ class Server(uvicorn.Server):
             await asyncio.sleep(POLL_S)
 
 
-def _protocol(header_timeout_s: float) -> type[H11Protocol]:
-    """Make uvicorn's HTTP/1.1, with a limit on how long a client may take over a request's head.
+def _allow_open_files(wanted: int) -> None:
+    """Raise this process's own limit on open files, often 1,024, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed < wanted:
+        logger.warning("this process may open %d files; %d connections want more", allowed, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def _protocol(header_timeout_s: float, max_connections: int) -> type[H11Protocol]:
+    """Make uvicorn's HTTP/1.1, with a limit on connections and on the time for a request's head.
 
     uvicorn limits only the idle time after an answer; a client that sends a header a minute would
     keep its connection for ever.
@@ -146,6 +165,9 @@ def _protocol(header_timeout_s: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            if len(self.connections) > max_connections:
+                transport.abort()  # nothing was asked yet, so clients may ask again elsewhere
+                return
             self._await_head()
 
         def data_received(self, data: bytes) -> None:
@@ -166,6 +188,10 @@ def _protocol(header_timeout_s: float) -> type[H11Protocol]:
                 super().send_400_response(msg)
             else:
                 self.transport.close()
+            if self.cycle is not None:
+                # Whoever still works on the request hears that nobody waits for an answer.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
