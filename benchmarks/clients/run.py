@@ -30,7 +30,7 @@ from forerun.registry import resolve_model
 SPECS = {
     "aiperf": ["aiperf==0.13.0"],
     "guidellm": ["guidellm==0.8.1", "torch<2.14"],
-    "lm_eval": ["lm_eval[api]==0.4.13", "torch<2.14"],
+    "lm_eval": ["lm_eval[api,hf]==0.4.13", "torch<2.14"],
 }
 NAME = "smollm2-135m"
 
