@@ -2,7 +2,8 @@
 
 The model answers the prompts once; then each rule drafts for those texts, token by token as the
 engine would, and a step is charged what a pass costs here (`--row-cost` for each further row, from
-benchmarks/passes.py). Printed: tokens per plain pass, so 1.0 is plain decoding.
+benchmarks/passes.py). Printed: tokens per plain pass, so 1.0 is plain decoding; then the same for
+the package's look-up drafters as they are, and tokens per pass.
 
     python benchmarks/draft_length.py [--prompts FILE --limit 8]
 """
@@ -15,11 +16,14 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from forerun.config import SpeculationConfig
+from forerun.draft.base import Drafter, make_drafter
 from forerun.draft.ngram import NgramIndex, continuation, matched_length
 from forerun.engine.engine import Engine
 from forerun.measure.prompts import DEMO_PROMPTS, read_prompts
 from forerun.measure.provenance import provenance
 from forerun.params import SamplingParams
+from forerun.types import DraftRequest
 
 RULES: dict[str, Callable[[int], int]] = {
     "always": lambda matched: 1 << 20,
@@ -58,6 +62,25 @@ def play(
     return rows
 
 
+def play_drafter(
+    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], most: int, row_cost: float
+) -> list[int]:
+    """Draft along a known answer as the engine would: the rows of each pass."""
+    tokens, rows, place = list(prompt), [], 0
+    drafter.start(DraftRequest(0, tokens, 0, row_cost))
+    while place < len(answer):
+        usable = min(most, len(answer) - place - 1)
+        proposal = drafter.propose([DraftRequest(0, tokens, usable, row_cost)])
+        draft = proposal.tokens[0, : int(proposal.lengths[0])].tolist()
+        pairs = zip(draft, answer[place:], strict=False)
+        accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        tokens.extend(answer[place : place + accepted + 1])
+        place += accepted + 1
+        rows.append(1 + len(draft))
+    drafter.finish(0)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
@@ -85,7 +108,25 @@ def main() -> None:
             gains[name] = sum(len(each.token_ids) for each in results) / cost
         table[f"{suffixes[0]} to {suffixes[1]}"] = gains
         print(f"{suffixes!s:<10}" + "".join(f"{gain:>10.2f}" for gain in gains.values()))
-    described = {"benchmark": "draft_length", "num_prompts": len(prompts), "table": table}
+    drafters = {}
+    for name in ("ngram", "suffix"):
+        drafter = make_drafter(SpeculationConfig(drafter=name))
+        passes, cost = 0, 0.0
+        for each in results:
+            rows = play_drafter(
+                drafter, each.prompt_token_ids, each.token_ids, args.max_draft, args.row_cost
+            )
+            passes += len(rows)
+            cost += sum(1 + args.row_cost * (count - 1) for count in rows)
+        num_tokens = sum(len(each.token_ids) for each in results)
+        drafters[name] = {"gain": num_tokens / cost, "tokens_per_pass": num_tokens / passes}
+        print(f"{name:<10}{num_tokens / cost:>10.3f}, {num_tokens / passes:.3f} tokens per pass")
+    described = {
+        "benchmark": "draft_length",
+        "num_prompts": len(prompts),
+        "table": table,
+        "drafters": drafters,
+    }
     print(json.dumps(described | {"row_cost": args.row_cost, **provenance()}))
 
 

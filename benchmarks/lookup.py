@@ -1,4 +1,4 @@
-"""What the n-gram drafter costs a step, by the length of the context: it must not grow.
+"""What a look-up drafter costs a step, by the length of the context: it must not grow.
 
 Real text (the prompts of a file, or this repository's own sources) is fed token by token, as an
 engine would, and each step's look-up is timed.
@@ -14,7 +14,8 @@ import statistics
 import time
 from pathlib import Path
 
-from forerun.draft.ngram import NgramDrafter
+from forerun.config import SpeculationConfig
+from forerun.draft.base import make_drafter
 from forerun.engine.setup import make_codec
 from forerun.measure.provenance import provenance
 from forerun.model.loader import open_model
@@ -36,11 +37,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--window", type=int, default=1024, help="steps per line of the table")
+    parser.add_argument("--drafter", default="ngram", choices=["ngram", "suffix"])
     parser.add_argument("--max-draft", type=int, default=15)
     parser.add_argument("--prompts", help="a text file to take the tokens from")
     args = parser.parse_args()
     tokens = real_tokens(args.tokens, args.prompts)
-    drafter = NgramDrafter(shortest=1, longest=4)
+    config = SpeculationConfig(drafter=args.drafter)
+    drafter = make_drafter(config)
     history: list[int] = []
     drafter.start(DraftRequest(0, history, 0))
     taken: list[float] = []
@@ -59,12 +62,17 @@ def main() -> None:
             rows.append({"context": end, "median_us": round(median, 1), "p99_us": round(p99, 1)})
             print(f"{end:>8}{median:>11.1f}{p99:>9.1f}")
     begin = time.perf_counter()
-    fresh = NgramDrafter(shortest=1, longest=4)
+    fresh = make_drafter(config)
     fresh.start(DraftRequest(1, tokens, 0))
     fresh.propose([DraftRequest(1, tokens, args.max_draft)])
     whole_ms = (time.perf_counter() - begin) * 1e3
     print(f"indexing a prompt of {len(tokens)} tokens at once: {whole_ms:.0f} ms")
-    result = {"benchmark": "lookup", "rows": rows, "prompt_ms": round(whole_ms, 1)}
+    result = {
+        "benchmark": "lookup",
+        "drafter": args.drafter,
+        "rows": rows,
+        "prompt_ms": round(whole_ms, 1),
+    }
     print(json.dumps(result | provenance()))
 
 

@@ -249,7 +249,7 @@ def test_a_drafter_object(tiny, prompts):
 
 
 def test_a_drafter_by_name(tiny, repeating, prompts):
-    for name, drafts in (("none", False), ("ngram", True), ("auto", True)):
+    for name, drafts in (("none", False), ("ngram", True), ("suffix", True), ("auto", True)):
         with make(repeating, name) as engine:
             results = engine.generate(prompts, GREEDY)
         assert any(result.stats.num_drafted for result in results) == drafts

@@ -38,7 +38,7 @@ class EngineOptions:
     ]
     drafter: Annotated[
         str | None,
-        option("--drafter", metavar="NAME", help="auto, ngram or none. Default: auto."),
+        option("--drafter", metavar="NAME", help="auto, ngram, suffix or none. Default: auto."),
     ] = None
     draft_tokens: Annotated[
         int | None,

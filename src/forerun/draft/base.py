@@ -82,10 +82,17 @@ def _ngram(config: SpeculationConfig) -> Drafter:
     return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
 
 
+def _suffix(config: SpeculationConfig) -> Drafter:
+    from .suffix import SuffixDrafter
+
+    return SuffixDrafter()
+
+
 _FACTORIES: Mapping[str, Callable[[SpeculationConfig], Drafter]] = {
     "auto": _ngram,  # the only one that needs no training and no second model
     "ngram": _ngram,
     "none": _none,
+    "suffix": _suffix,
 }
 
 
