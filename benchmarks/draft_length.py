@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from forerun.config import SpeculationConfig
-from forerun.draft.base import Drafter, make_drafter
+from forerun.draft.base import make_drafter
 from forerun.draft.ngram import NgramIndex, continuation, matched_length
 from forerun.engine.engine import Engine
 from forerun.measure.prompts import DEMO_PROMPTS, read_prompts
@@ -37,48 +37,47 @@ RULES: dict[str, Callable[[int], int]] = {
 SUFFIXES = [(2, 4), (3, 5), (1, 4), (1, 8)]
 
 
-def play(
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    suffixes: tuple[int, int],
-    rule: Callable[[int], int],
-    max_draft: int,
-) -> list[int]:
-    """Draft along a known answer: the rows of each pass."""
-    index, tokens, rows, place = NgramIndex(*suffixes), list(prompt), [], 0
-    while place < len(answer):
-        index.extend(tokens)
-        found = index.find(tokens)
-        draft: list[int] = []
-        usable = min(max_draft, len(answer) - place - 1)
-        if found is not None and usable > 0:
-            matched = matched_length(tokens, found, max_draft)
-            draft = continuation(tokens, found, min(rule(matched), usable))
-        pairs = zip(draft, answer[place:], strict=False)
-        accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        tokens.extend(answer[place : place + accepted + 1])
-        place += accepted + 1
-        rows.append(1 + len(draft))
-    return rows
+Guess = Callable[[Sequence[int], int], list[int]]  # from the tokens so far and the most to draft
 
 
-def play_drafter(
-    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], most: int, row_cost: float
-) -> list[int]:
+def play(prompt: Sequence[int], answer: Sequence[int], guess: Guess, max_draft: int) -> list[int]:
     """Draft along a known answer as the engine would: the rows of each pass."""
     tokens, rows, place = list(prompt), [], 0
-    drafter.start(DraftRequest(0, tokens, 0, row_cost))
     while place < len(answer):
-        usable = min(most, len(answer) - place - 1)
-        proposal = drafter.propose([DraftRequest(0, tokens, usable, row_cost)])
-        draft = proposal.tokens[0, : int(proposal.lengths[0])].tolist()
+        draft = guess(tokens, min(max_draft, len(answer) - place - 1))
         pairs = zip(draft, answer[place:], strict=False)
         accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         tokens.extend(answer[place : place + accepted + 1])
         place += accepted + 1
         rows.append(1 + len(draft))
-    drafter.finish(0)
     return rows
+
+
+def by_rule(suffixes: tuple[int, int], rule: Callable[[int], int], max_draft: int) -> Guess:
+    """Follow the latest match as far as the rule says."""
+    index = NgramIndex(*suffixes)
+
+    def guess(tokens: Sequence[int], most: int) -> list[int]:
+        index.extend(tokens)
+        found = index.find(tokens)
+        if found is None or most == 0:
+            return []
+        matched = matched_length(tokens, found, max_draft)
+        return continuation(tokens, found, min(rule(matched), most))
+
+    return guess
+
+
+def by_drafter(name: str, row_cost: float) -> Guess:
+    """Draft as a drafter of the package does."""
+    drafter = make_drafter(SpeculationConfig(drafter=name))
+    drafter.start(DraftRequest(0, [], 0, row_cost))
+
+    def guess(tokens: Sequence[int], most: int) -> list[int]:
+        proposal = drafter.propose([DraftRequest(0, tokens, most, row_cost)])
+        return proposal.tokens[0, : int(proposal.lengths[0])].tolist()
+
+    return guess
 
 
 def main() -> None:
@@ -103,19 +102,18 @@ def main() -> None:
         for name, rule in RULES.items():
             cost = 0.0
             for each in results:
-                rows = play(each.prompt_token_ids, each.token_ids, suffixes, rule, args.max_draft)
+                guess = by_rule(suffixes, rule, args.max_draft)
+                rows = play(each.prompt_token_ids, each.token_ids, guess, args.max_draft)
                 cost += sum(1 + args.row_cost * (count - 1) for count in rows)
             gains[name] = sum(len(each.token_ids) for each in results) / cost
         table[f"{suffixes[0]} to {suffixes[1]}"] = gains
         print(f"{suffixes!s:<10}" + "".join(f"{gain:>10.2f}" for gain in gains.values()))
     drafters = {}
     for name in ("ngram", "suffix"):
-        drafter = make_drafter(SpeculationConfig(drafter=name))
         passes, cost = 0, 0.0
         for each in results:
-            rows = play_drafter(
-                drafter, each.prompt_token_ids, each.token_ids, args.max_draft, args.row_cost
-            )
+            guess = by_drafter(name, args.row_cost)
+            rows = play(each.prompt_token_ids, each.token_ids, guess, args.max_draft)
             passes += len(rows)
             cost += sum(1 + args.row_cost * (count - 1) for count in rows)
         num_tokens = sum(len(each.token_ids) for each in results)

@@ -258,3 +258,20 @@ def test_a_process_with_streams_ends_with_0(tiny: Tiny) -> None:
         assert events[-1] == "[DONE]"
         assert "shutting down" in events[-2]
         assert "Traceback" not in served.text
+
+
+def test_a_client_that_does_not_read_leaves_no_socket_open(tiny: Tiny) -> None:
+    """What it was sent waits in a buffer; the end of the server neither waits for it nor keeps it."""
+    with (
+        serving(tiny.folder, server={"stream_padding": 1 << 16}) as live,
+        wire(live, receive_bytes=4096) as connection,
+    ):
+        body = chat_body(stream=True, **LONG_ANSWER)
+        connection.send(post_bytes("/v1/chat/completions", body, live))
+        connections = live.server.server_state.connections
+        wait_until(lambda: any(each.transport.get_write_buffer_size() for each in connections))
+        transports = [each.transport for each in connections]
+        live.terminate()
+        live.terminate()
+        live.join()
+        assert [each.get_extra_info("socket").fileno() for each in transports] == [-1]

@@ -19,7 +19,7 @@ __all__ = ["as_fields", "read_fields", "read_json"]
 
 Fields = TypeVar("Fields", bound=BaseModel)
 MAX_DEPTH = 64
-MAX_CONTAINERS = 100_000  # objects and arrays: a million take the parser a second, and us two
+MAX_CONTAINERS = 100_000  # objects and arrays: parsing a million holds up everybody
 MAX_SHOWN_CHARS = 80
 
 

@@ -3,7 +3,7 @@
 A template can loop without calling anything of ours, so nothing short of an exception from outside
 ends it. CPython raises one between two bytecodes, anywhere: in the caller's own thread that could
 be inside the machinery that starts or ends the limit. So the code runs in a thread made for it, and
-only there is anything raised. Code that waits in C is not reached; it is left behind.
+only there is anything raised. Code that waits in C is not reached before it comes back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ __all__ = ["TimeIsUp", "run_within"]
 Result = TypeVar("Result")
 
 AGAIN_S = 0.1  # code may catch even this, in a finalizer for one: once more then
-PATIENCE_S = 2.0  # how long code is told to end before it is left behind
 
 
 class TimeIsUp(BaseException):
@@ -28,13 +27,18 @@ class TimeIsUp(BaseException):
 def run_within(seconds: float, function: Callable[[], Result]) -> Result:
     """Give what `function` gives, or raises; it is ended once its time is over.
 
+    It has ended when this returns, so whoever bounds its callers bounds what runs.
+
     Raises:
         TimeIsUp: it was not done in `seconds`.
     """
     worker = _Worker(function)
     worker.start()
-    if not worker.done.wait(seconds):
-        threading.Thread(target=worker.end, name="forerun-time-limit", daemon=True).start()
+    worker.join(seconds)
+    if worker.is_alive():
+        while worker.is_alive():
+            worker.interrupt()
+            worker.join(AGAIN_S)
         raise TimeIsUp
     if worker.failure is not None:
         raise worker.failure
@@ -46,7 +50,6 @@ class _Worker(threading.Thread, Generic[Result]):
 
     def __init__(self, function: Callable[[], Result]) -> None:
         super().__init__(name="forerun-limited", daemon=True)
-        self.done = threading.Event()
         self.results: list[Result] = []
         self.failure: BaseException | None = None
         self._function = function
@@ -65,7 +68,6 @@ class _Worker(threading.Thread, Generic[Result]):
                     self._inside = False
             except TimeIsUp as failure:
                 self.failure = failure
-        self.done.set()
 
     def _call(self) -> None:
         try:
@@ -75,16 +77,11 @@ class _Worker(threading.Thread, Generic[Result]):
         except BaseException as failure:  # noqa: BLE001 - the caller raises it
             self.failure = failure
 
-    def end(self) -> None:
-        """Raise in the thread, until the function has ended or nobody can end it."""
-        waited_s = 0.0
-        while waited_s < PATIENCE_S:
-            with self._door:
-                if self._inside and self.is_alive() and self.ident is not None:
-                    _raise_in(self.ident)
-            if self.done.wait(AGAIN_S):
-                return
-            waited_s += AGAIN_S
+    def interrupt(self) -> None:
+        """Raise `TimeIsUp` in the thread, if it is inside the function."""
+        with self._door:
+            if self._inside and self.is_alive() and self.ident is not None:
+                _raise_in(self.ident)
 
 
 def _raise_in(thread_id: int) -> None:
