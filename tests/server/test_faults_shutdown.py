@@ -261,7 +261,7 @@ def test_a_process_with_streams_ends_with_0(tiny: Tiny) -> None:
 
 
 def test_a_client_that_does_not_read_leaves_no_socket_open(tiny: Tiny) -> None:
-    """What it was sent waits in a buffer; the end of the server neither waits for it nor keeps it."""
+    """What it was sent waits in a buffer; the end of the server does not wait for that."""
     with (
         serving(tiny.folder, server={"stream_padding": 1 << 16}) as live,
         wire(live, receive_bytes=4096) as connection,
