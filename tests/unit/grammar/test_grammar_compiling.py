@@ -189,7 +189,9 @@ def test_a_constraint_is_compiled_once_and_states_are_apart(compiler, byte_level
 
 
 def test_an_overrun_blocks_nobody_else_and_is_over_in_time(byte_level: TextCodec) -> None:
-    compiler = make_compiler(byte_level, GrammarLimits(compile_s=3, num_workers=2))
+    # So much memory that on a fast machine too it is the time that runs out first.
+    limits = GrammarLimits(compile_s=3, memory_bytes=8 * 1024**3, num_workers=2)
+    compiler = make_compiler(byte_level, limits)
     slow = Constraint("grammar", REFUSED["many_intersections"][1])
     quick = Constraint("regex", "[a-z]+")
     with ThreadPoolExecutor(2) as pool:  # both processes take longer to start than to compile
