@@ -1,29 +1,36 @@
 """What crosses from one part of the engine to another. Frozen, complete at birth.
 
 Dimension letters: B requests, K draft tokens, N flattened tokens of a step, M rows of logits,
-V vocabulary, E hidden size. Nothing here computes anything but properties.
+V vocabulary, E hidden size, D depth of a tree. Nothing here computes anything but properties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import overload
 
 import torch
 from torch import Tensor
 
+from .params import SamplingParams
+
 __all__ = [
     "DraftRequest",
+    "FeatureSpan",
+    "FeatureSpec",
+    "Features",
     "FinishReason",
     "ForwardInput",
+    "HiddenStates",
     "Outcome",
     "Proposal",
     "RequestOutcome",
     "TokenEvent",
     "TokenLogprob",
     "TokenView",
+    "TreeRows",
 ]
 
 
@@ -66,6 +73,52 @@ class DraftRequest:
     tokens: Sequence[int]  # prompt and committed output; grows between steps, never shrinks
     max_draft: int  # most tokens that this step can use
     row_cost: float = 0.0  # what one more row adds to a pass, in passes over one row: 0 is free
+    pass_s: float = 0.0  # seconds of a pass over one row, as measured at start; 0: not measured
+    takes_trees: bool = False  # whether this step can verify several paths
+    params: SamplingParams = field(default_factory=SamplingParams)  # what the target is asked for
+    seed: int = 0  # of its noise
+    forced: tuple[int, ...] = ()  # what a grammar lets nothing but follow
+    # The target's cache blocks, enough for `tokens` and the draft: where a drafter that keeps one
+    # entry for each position may keep it beside the target's, shared prefixes included.
+    blocks: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """Which hidden states of the target a drafter reads."""
+
+    layers: tuple[int, ...] = ()  # the residual stream after so many layers; 0: the embeddings
+    final: bool = False  # what the vocabulary projection reads: after the final norm
+
+    def union(self, other: FeatureSpec) -> FeatureSpec:
+        """Name what either of two drafters reads."""
+        layers = tuple(sorted({*self.layers, *other.layers}))
+        return FeatureSpec(layers, self.final or other.final)
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What a pass leaves of its rows for drafters, in the target's format."""
+
+    layers: Mapping[int, Tensor]  # [N, E] each, by the layers of the spec
+    final: Tensor | None  # [N, E]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpan:
+    """Consecutive positions of one request whose hidden states a step computed, and that stand."""
+
+    request_id: int
+    first: int  # the position of the first of `rows`
+    rows: Tensor  # [n] int64, rows of the hidden states
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """A step's hidden states and whose they are: prompts' and accepted drafts' alike."""
+
+    states: HiddenStates
+    spans: tuple[FeatureSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +128,10 @@ class Proposal:
     tokens: Tensor  # [B, K] int64, right-padded with 0
     lengths: Tensor  # [B] int64, 0 <= length <= K
     probs: Tensor | None  # [B, K, V] float32 after filters; None: the draft is deterministic
+    # [B, K] int64: the token that each follows, counted from 1; 0: the committed tokens. Parents
+    # come before children, siblings differ. None: each draft is one path.
+    parents: Tensor | None = None
+    methods: Sequence[str] | None = None  # who guessed for each request; None: the drafter itself
 
     @staticmethod
     def empty(num_requests: int) -> Proposal:
@@ -96,19 +153,41 @@ class Proposal:
             probs=None,
         )
 
+    @staticmethod
+    def from_trees(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Proposal:
+        """Pack deterministic trees, (tokens, parents) for each request: see `parents`."""
+        tokens = Proposal.from_lists([tokens for tokens, _ in trees])
+        parents = Proposal.from_lists([parents for _, parents in trees])
+        return Proposal(tokens.tokens, tokens.lengths, None, parents.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """Where the rows of a step lie in the cache when some of them are drafts' side paths.
+
+    A request with 10 committed tokens and a tree in which 11 and 12 both follow them keeps the two
+    at places 10 and 11; both have position 10. Row 12 sees places [0, 10) and 11.
+    """
+
+    places: Tensor  # [N] int64, the place of each row in its request's cache
+    branch_at: Tensor  # [N] int64, from this position on a row sees its own path alone
+    paths: Tensor  # [N, D] int64, places of positions branch_at, branch_at + 1, ..; the last one is
+    # the row itself, at its position. Right-padded with anything.
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
     """One step's tokens, flattened. Request b owns tokens [starts[b], starts[b + 1])."""
 
     token_ids: Tensor  # [N] int64
-    positions: Tensor  # [N] int64, consecutive inside a request
+    positions: Tensor  # [N] int64, consecutive inside a request but for trees
     starts: Tensor  # [B + 1] int64
     block_tables: Tensor  # [B, max_blocks] int64, padded with 0; block of position p is p // size
     logit_rows: Tensor  # [M] int64, tokens whose logits are wanted; others skip the projection
     # Where a row's bits must not depend on its company (model/bits), rows are of two kinds:
     num_fine: int  # the first so many tokens go in small pieces, the rest in a prompt's big ones
     num_sampling_rows: int  # the same of logit_rows: the first so many are sampled from
+    tree: TreeRows | None = None  # None: every row lies at its position and sees all before it
 
     @staticmethod
     def of_one_request(
@@ -148,6 +227,7 @@ class RequestOutcome:
     num_accepted: int  # draft tokens that reached the output
     emitted: tuple[int, ...]  # accepted tokens and the next token, cut at a stop
     finished: bool
+    method: str = "none"  # who had guessed
 
 
 @dataclass(frozen=True, slots=True)

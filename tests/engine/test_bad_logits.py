@@ -168,8 +168,8 @@ def test_infinite_logits_are_invalid_too(tiny, prompts):
     bench = Bench(tiny.folder)
     forward = bench.machinery.runner.forward
 
-    def infinite(step):
-        logits, features = forward(step)
+    def infinite(step, wanted=None):
+        logits, features = forward(step, wanted)
         logits = logits.clone()
         logits[1, 7] = torch.inf
         return logits, features
@@ -183,7 +183,7 @@ def test_infinite_logits_are_invalid_too(tiny, prompts):
     assert_invalid(second)
 
 
-def _raise(step):
+def _raise(step, wanted=None):
     raise RuntimeError("the pass broke at layer 17")
 
 
@@ -210,7 +210,7 @@ def test_running_out_of_memory_names_the_way_out(tiny, prompts, caplog):
     caplog.set_level(logging.CRITICAL)
     bench = Bench(tiny.folder, NoDrafter())
 
-    def out_of_memory(step):
+    def out_of_memory(step, wanted=None):
         raise torch.OutOfMemoryError("no")
 
     bench.machinery.runner.forward = out_of_memory

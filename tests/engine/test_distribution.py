@@ -141,11 +141,11 @@ def next_of_another_row(monkeypatch):
 def one_noise_for_a_block(monkeypatch):
     """One uniform for all rows of a block: each token alone is right, two together are not."""
 
-    def positions(plan, lengths):
-        right = right_positions(plan, lengths)
-        rows = [length + 1 for length in lengths]
+    def positions(plan, proposal):
+        right = torch.from_numpy(right_positions(plan, proposal))
+        rows = [length + 1 for length in proposal.lengths.tolist()]
         starts = torch.tensor([0, *rows]).cumsum(0)[:-1]
-        return right[starts].repeat(rows)
+        return right[starts].repeat_interleave(torch.tensor(rows)).numpy()
 
     monkeypatch.setattr(verify, "row_positions", positions)
 

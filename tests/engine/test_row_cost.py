@@ -39,13 +39,14 @@ class Clocked:
 def test_the_cost_of_a_row_is_that_of_a_pass_over_one(monkeypatch, base_s, row_s, block_size):
     decoder = Clocked(base_s, row_s)
     monkeypatch.setattr(setup.time, "perf_counter", lambda: decoder.now_s)
-    found = setup.measure_row_cost(decoder, block_size)
-    assert found == pytest.approx(row_s / (base_s + row_s))
+    pass_s, row_cost = setup.measure_passes(decoder, block_size)
+    assert row_cost == pytest.approx(row_s / (base_s + row_s))
+    assert pass_s == pytest.approx(base_s + row_s)
 
 
 def test_small_models_are_not_measured():
     decoder = Clocked(0.0, 1.0, parameters=1000)
-    assert setup.measure_row_cost(decoder, 32) == 0
+    assert setup.measure_passes(decoder, 32) == (0, 0)
     assert decoder.passes == 0
 
 
@@ -54,11 +55,11 @@ def test_drafters_hear_of_it(tiny, monkeypatch):
 
     class Listener(NoDrafter):
         def propose(self, requests):
-            heard.extend(each.row_cost for each in requests)
+            heard.extend((each.pass_s, each.row_cost) for each in requests)
             return Proposal.empty(len(requests))
 
-    monkeypatch.setattr(setup, "measure_row_cost", lambda *_: 0.125)
+    monkeypatch.setattr(setup, "measure_passes", lambda *_: (0.5, 0.125))
     bench = Bench(tiny.folder, Listener())
     bench.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     assert heard
-    assert set(heard) == {0.125}
+    assert set(heard) == {(0.5, 0.125)}

@@ -42,9 +42,9 @@ def test_prompts_in_small_pieces(tiny, prompts, budget):
     sizes = []
     forward = bench.machinery.runner.forward
 
-    def watched(step):
+    def watched(step, wanted=None):
         sizes.append(len(step.token_ids))
-        return forward(step)
+        return forward(step, wanted)
 
     bench.machinery.runner.forward = watched
     assert_plain(tiny, bench.generate(prompts, GREEDY))

@@ -196,8 +196,8 @@ def test_characters_are_never_split(tiny, prompts, max_draft):
     bench = Bench(tiny.folder, Oracle([[*prompt, *script]], tiny.vocab_size), max_draft=max_draft)
     forward = bench.machinery.runner.forward
 
-    def scripted(step):
-        logits, features = forward(step)
+    def scripted(step, wanted=None):
+        logits, features = forward(step, wanted)
         logits = logits.clone().zero_()
         for row, index in enumerate(step.logit_rows.tolist()):
             place = int(step.positions[index]) + 1 - len(prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.config import MAX_DRAFT, EngineConfig, SpeculationConfig
-from forerun.draft.base import NoDrafter, drafter_names, make_drafter
+from forerun.draft.base import NoDrafter, check_drafter, drafter_names, make_drafter
 from forerun.draft.ngram import NgramDrafter
 from forerun.errors import ConfigError, UnknownOption
 
@@ -88,12 +88,13 @@ def test_unknown_vllm_names_are_refused():
 @pytest.mark.parametrize("name", ["n-gram", "eagle9", "", "NONE", 5, None, []], ids=repr)
 def test_an_unknown_drafter_is_refused(name):
     with pytest.raises(ConfigError) as caught:
-        make_drafter(SpeculationConfig(drafter=name))
+        check_drafter(SpeculationConfig(drafter=name))
     assert repr(name) in str(caught.value)
 
 
 def test_drafters_by_name():
+    setting = None  # of these none looks at it
     assert {"none", "ngram", "auto"} <= set(drafter_names())
-    assert isinstance(make_drafter(SpeculationConfig(drafter="none")), NoDrafter)
-    assert isinstance(make_drafter(SpeculationConfig(drafter="ngram")), NgramDrafter)
-    assert isinstance(make_drafter(SpeculationConfig(drafter="ngram", max_draft=0)), NoDrafter)
+    assert isinstance(make_drafter(SpeculationConfig(drafter="none"), setting), NoDrafter)
+    assert isinstance(make_drafter(SpeculationConfig(drafter="ngram"), setting), NgramDrafter)
+    assert isinstance(make_drafter(SpeculationConfig(drafter="ngram", max_draft=0), setting), NoDrafter)

@@ -21,6 +21,7 @@ LAYERS = [
         "kernels",
     },
     {"cache", "sampling", "text", "grammar", "fetch", "model", "registry"},
+    {"heads"},
     {"draft"},
     {"engine"},
     {"server", "measure"},
@@ -37,6 +38,7 @@ SIBLINGS = {
     ("params", "constraint"),
     ("grammar", "text"),  # what bytes a token stands for
     ("params", "errors"),
+    ("types", "params"),  # what the target is asked for, as drafters see it
     ("device", "errors"),
     ("__main__", "cli"),
     ("cli", "_version"),

@@ -71,6 +71,17 @@ class KVCache:
         values = values.permute(1, 0, 2, 4, 3).reshape(groups, -1, size)  # [G, n * block, D]
         return keys[:, :length], values[:, :length]
 
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy positions of all layers: slots [n] int64, block * block_size + offset, to slots."""
+        size, pack = self.shape.block_size, self.shape.pack
+        blocks, offsets = sources // size, sources % size
+        new_blocks, new_offsets = targets // size, targets % size
+        # All are read before any is written: a source may be the target of another.
+        keys = self.keys[:, blocks, :, :, offsets]
+        values = self.values[:, blocks, :, offsets // pack, :, offsets % pack]
+        self.keys[:, new_blocks, :, :, new_offsets] = keys
+        self.values[:, new_blocks, :, new_offsets // pack, :, new_offsets % pack] = values
+
     def scrub(self, block: int, offset: int) -> None:
         """Zero a block's values from `offset` on, where NaN may lie.
 

@@ -11,13 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from ..config import SpeculationConfig
 from ..errors import ConfigError, nearest_name
-from ..types import DraftRequest, Proposal, RequestOutcome
+from ..types import DraftRequest, Features, FeatureSpec, Proposal, RequestOutcome
+from .setting import DraftSetting
 
-__all__ = ["Abilities", "Drafter", "NoDrafter", "drafter_names", "make_drafter"]
+__all__ = [
+    "Abilities",
+    "Drafter",
+    "NoDrafter",
+    "check_drafter",
+    "drafter_names",
+    "make_drafter",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Abilities:
     """What a drafter needs and gives. Data, so that nobody asks which class it is."""
 
     method: str = "custom"  # what it is called where guesses are counted
-    needs_features: bool = False  # wants the target's hidden states in `observe`
+    features: FeatureSpec | None = None  # the target's hidden states that `observe` is to be given
     gives_probs: bool = False  # samples its drafts and returns their probabilities
     gives_trees: bool = False  # proposes several paths for one pass
     cost_class: str = "free"  # "free": host look-ups; "pass": runs a network
@@ -47,8 +53,8 @@ class Drafter(Protocol):
     def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
         """Guess up to `max_draft` next tokens for each request, in order; 0 tokens is fine."""
 
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
-        """Hear what became of a step. `features` only where `needs_features`."""
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
+        """Hear what became of a step; `features` if asked for, of catching-up requests too."""
 
     def finish(self, request_id: int) -> None:
         """Drop all state of a request, however it ended."""
@@ -65,30 +71,30 @@ class NoDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
         return Proposal.empty(len(requests))
 
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
         """Learn nothing."""
 
     def finish(self, request_id: int) -> None:
         """Drop nothing."""
 
 
-def _none(config: SpeculationConfig) -> Drafter:
+def _none(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
     return NoDrafter()
 
 
-def _ngram(config: SpeculationConfig) -> Drafter:
+def _ngram(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
     from .ngram import NgramDrafter  # here: a drafter that is not in use costs nothing
 
     return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
 
 
-def _suffix(config: SpeculationConfig) -> Drafter:
+def _suffix(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
     from .suffix import SuffixDrafter
 
     return SuffixDrafter()
 
 
-_FACTORIES: Mapping[str, Callable[[SpeculationConfig], Drafter]] = {
+_FACTORIES: Mapping[str, Callable[[SpeculationConfig, DraftSetting], Drafter]] = {
     "auto": _ngram,  # the only one that needs no training and no second model
     "ngram": _ngram,
     "none": _none,
@@ -101,10 +107,28 @@ def drafter_names() -> list[str]:
     return sorted(_FACTORIES)
 
 
-def make_drafter(config: SpeculationConfig) -> Drafter:
-    """Build the drafter that the configuration names; a draft length of 0 means none."""
+def check_drafter(config: SpeculationConfig) -> None:
+    """Refuse a drafter that does not exist.
+
+    Raises:
+        ConfigError: with the nearest name.
+    """
     if config.drafter not in _FACTORIES:
         raise ConfigError(
             f"unknown drafter {config.drafter!r}; {nearest_name(config.drafter, _FACTORIES)}"
         )
-    return _none(config) if config.max_draft == 0 else _FACTORIES[config.drafter](config)
+
+
+def make_drafter(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
+    """Build the drafter that the configuration names; a draft length of 0 means none.
+
+    Raises:
+        ConfigError: there is no such drafter, or what it needs is not configured.
+        ModelFileError, UnsupportedModel: its own model or head does not fit the target.
+    """
+    check_drafter(config)
+    return (
+        _none(config, setting)
+        if config.max_draft == 0
+        else _FACTORIES[config.drafter](config, setting)
+    )

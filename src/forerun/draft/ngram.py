@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from ..types import DraftRequest, Proposal, RequestOutcome
+from ..types import DraftRequest, Features, Proposal, RequestOutcome
 from .base import Abilities
 
 __all__ = ["NgramDrafter", "NgramIndex", "continuation", "draft_length", "matched_length"]
@@ -37,7 +35,7 @@ class NgramDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
         return Proposal.from_lists([self._guess(request) for request in requests])
 
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
         """Learn nothing here: the tokens themselves tell, when the next guess is due."""
 
     def finish(self, request_id: int) -> None:

@@ -1,15 +1,23 @@
-"""From a plan and its drafts to the flat tensors of one forward pass."""
+"""From a plan and its drafts to the flat tensors of one forward pass.
+
+Nodes of a draft tree are rows like any other: their position is the root's plus their depth, and
+their keys and values lie one after the other behind the committed tokens'.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import ForwardInput, Proposal
+from ..types import ForwardInput, Proposal, TreeRows
 from .scheduler import Plan
 
-__all__ = ["build_batch", "row_positions"]
+__all__ = ["build_batch", "draft_depths", "row_positions"]
+
+Ids = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def build_batch(plan: Plan, proposal: Proposal, device: torch.device) -> ForwardInput:
@@ -24,12 +32,19 @@ def build_batch(plan: Plan, proposal: Proposal, device: torch.device) -> Forward
     token_ids: list[int] = []
     starts, logit_rows, scored_rows = [0], [], []
     positions = []
+    depths = iter(draft_depths(proposal))
+    trees: list[_Tree] = []
     num_fine = 0
     for entry, draft in zip(plan.entries, drafts, strict=True):
         end = entry.start + entry.num_tokens
         token_ids.extend(entry.request.tokens[entry.start : end])
         token_ids.extend(draft)
         positions.append(np.arange(entry.start, end + len(draft)))
+        if entry.samples:
+            depth, parents = next(depths)
+            if parents is not None:
+                trees.append(_Tree(len(token_ids) - len(draft), end, parents, depth))
+                positions[-1][len(positions[-1]) - len(draft) :] = end - 1 + depth
         starts.append(len(token_ids))
         if not entry.is_bulk:
             num_fine = starts[-1]  # the plan has them first
@@ -50,16 +65,64 @@ def build_batch(plan: Plan, proposal: Proposal, device: torch.device) -> Forward
         logit_rows=tensor(rows),
         num_fine=num_fine,
         num_sampling_rows=sum(map(len, logit_rows)),
+        tree=_lay_out(trees, np.concatenate(positions), device) if trees else None,
     )
 
 
-def row_positions(plan: Plan, lengths: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def row_positions(plan: Plan, proposal: Proposal) -> Ids:
     """List the absolute position of the token that each logit row decides, [M]."""
     parts = [
-        np.arange(len(entry.request.tokens), len(entry.request.tokens) + length + 1)
-        for entry, length in zip(plan.sampling, lengths, strict=True)
+        len(entry.request.tokens) + np.concatenate([[0], depths])
+        for entry, (depths, _) in zip(plan.sampling, draft_depths(proposal), strict=True)
     ]
-    return np.concatenate(parts)
+    return np.concatenate(parts).astype(np.int64)
+
+
+def draft_depths(proposal: Proposal) -> list[tuple[Ids, tuple[int, ...] | None]]:
+    """Say for each request how deep its draft tokens lie, from 1, and which follow which.
+
+    Parents (1, 1, 2) -> depths [1, 2, 2, 3] after a parent 0 in front. None for a path's parents.
+    """
+    lengths = proposal.lengths.tolist()
+    if proposal.parents is None:
+        return [(np.arange(1, length + 1), None) for length in lengths]
+    found: list[tuple[Ids, tuple[int, ...] | None]] = []
+    for row, length in zip(proposal.parents.tolist(), lengths, strict=True):
+        parents = tuple(row[:length])
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent] + 1)
+        is_path = parents == tuple(range(length))
+        found.append((np.array(depths[1:], np.int64), None if is_path else parents))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    first_row: int
+    root_end: int  # L, tokens before the tree
+    parents: tuple[int, ...]
+    depths: Ids  # of the nodes, from 1
+
+
+def _lay_out(trees: list[_Tree], positions: Ids, device: torch.device) -> TreeRows:
+    """Say where the rows of a step lie when some are trees' nodes, and what those see."""
+    places, branch_at = positions.copy(), positions + 1
+    paths = np.zeros((len(positions), max(int(tree.depths.max()) for tree in trees)), np.int64)
+    for tree in trees:
+        for node, parent in enumerate(tree.parents, 1):
+            row = tree.first_row + node - 1
+            places[row] = tree.root_end + node - 1
+            branch_at[row] = tree.root_end
+            depth = int(tree.depths[node - 1])
+            if parent:
+                paths[row, : depth - 1] = paths[tree.first_row + parent - 1, : depth - 1]
+            paths[row, depth - 1] = places[row]
+
+    def tensor(values: Ids) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return TreeRows(tensor(places), tensor(branch_at), tensor(paths))
 
 
 def _drafts_by_entry(plan: Plan, proposal: Proposal) -> list[list[int]]:

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from ..errors import ForerunError
 from ..grammar.masks import unpack_masks
-from .drafts import Draft
+from ..grammar.state import GrammarState
+from .drafts import NO_DRAFT, Draft
 from .request import Request
 
-__all__ = ["FORCED", "Constrained", "constrain", "hide_forbidden", "mask_logits"]
-
-FORCED = "forced"  # the method that counts what a grammar forces
+__all__ = ["Constrained", "constrain", "find_forced", "hide_forbidden", "mask_logits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +29,24 @@ class Constrained:
     """One request's draft as its grammar lets it pass, and what the grammar allows beside it."""
 
     draft: Draft
-    is_forced: bool
     masks: NDArray[np.int32]  # [length + 1, words] bits: row i after i draft tokens
 
 
-def constrain(request: Request, draft: Draft, max_draft: int, vocab_size: int) -> Constrained:
+def find_forced(request: Request, max_draft: int) -> tuple[int, ...]:
+    """Say which tokens only one text can follow with, as far as a draft may go.
+
+    A grammar that fails here forces nothing, and ends its request with `grammar_error`.
+    """
+    if request.grammar is None or max_draft == 0:
+        return ()
+    try:
+        return tuple(request.grammar.likely_forced(max_draft))
+    except ForerunError as error:
+        request.grammar_error = error
+        return ()
+
+
+def constrain(request: Request, draft: Draft, vocab_size: int) -> Constrained:
     """Fit one request's draft to its grammar, and say what may stand where.
 
     A deterministic draft is cut at its first illegal token. A sampled one stays whole: its length
@@ -45,25 +57,24 @@ def constrain(request: Request, draft: Draft, max_draft: int, vocab_size: int) -
     """
     assert request.grammar is not None, "only what is constrained is asked about"
     try:
-        return _constrain(request, draft, max_draft)
+        if request.grammar_error is not None:
+            raise request.grammar_error
+        return _constrain(request.grammar, draft)
     except ForerunError as error:
         request.grammar_error = error
         nothing = np.zeros((1, -(-vocab_size // 32)), np.int32)
-        return Constrained(Draft((), 0, None), False, nothing)
+        return Constrained(NO_DRAFT, nothing)
 
 
-def _constrain(request: Request, draft: Draft, max_draft: int) -> Constrained:
-    grammar = request.grammar
-    assert grammar is not None
+def _constrain(grammar: GrammarState, draft: Draft) -> Constrained:
     tokens = draft.tokens[: draft.length]
     if draft.probs is not None and draft.length:
         masks = grammar.masks(tokens[: grammar.count_legal(tokens)])
         # Rows behind an illegal token are never reached: it is rejected for sure.
         free = np.full((draft.length + 1 - len(masks), masks.shape[1]), -1, np.int32)
-        return Constrained(draft, False, np.concatenate([masks, free]))
-    forced = tuple(grammar.likely_forced(max_draft))
-    legal = forced or tokens[: grammar.count_legal(tokens)]
-    return Constrained(Draft(legal, len(legal), None), bool(forced), grammar.masks(legal))
+        return Constrained(draft, np.concatenate([masks, free]))
+    legal = draft.cut(grammar.count_legal(tokens))
+    return Constrained(legal, grammar.masks(legal.tokens))
 
 
 def hide_forbidden(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -21,6 +22,7 @@ from ..errors import CapacityError, ForerunError, InvalidLogits, NoTokenPossible
 from ..sampling import Chooser, choose_by_drafts
 from ..types import FinishReason, RequestOutcome, TokenEvent
 from .batch import build_batch
+from .features import Path, gather_features
 from .guard import GuardedDrafter, Guesses
 from .report import num_prompt_tokens, plain_seconds, sampled_rows
 from .request import Request
@@ -38,6 +40,15 @@ StepObserver = Callable[[StepReport], None]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Committed:
+    """What a step gave its requests."""
+
+    events: list[TokenEvent]
+    heard: list[RequestOutcome]
+    paths: dict[int, Path]  # the accepted nodes of every request that goes on
+
+
 class EngineCore:
     """Requests in, events out, one step at a time."""
 
@@ -51,7 +62,7 @@ class EngineCore:
         self._runner = runner
         self._choose = choose
         self._scheduler = scheduler
-        self._drafter = GuardedDrafter(drafter, runner.vocab_size, runner.row_cost)
+        self._drafter = GuardedDrafter(drafter, runner.vocab_size, runner.row_cost, runner.pass_s)
         self.observers: list[StepObserver] = []
         self._num_preempted = 0  # as far as reported
 
@@ -97,7 +108,7 @@ class EngineCore:
         drafted_s = time.perf_counter()
         try:
             batch = build_batch(plan, guesses.proposal, self._runner.device)
-            logits, features = self._runner.forward(batch)
+            logits, states = self._runner.forward(batch, self._drafter.features)
             num_rows = batch.num_sampling_rows
             score_prompts(plan.entries, logits[num_rows:])
             decisions = decide(plan, guesses, logits[:num_rows], self._choose)
@@ -105,8 +116,9 @@ class EngineCore:
             return self._fail_step(plan, error)
         verified_s = time.perf_counter()
         sampling = plan.sampling  # before commit: it depends on how many tokens requests have
-        events, heard = self._commit(plan, guesses, decisions, verified_s)
-        self._drafter.observe(heard, features)
+        committed = self._commit(plan, guesses, decisions, verified_s)
+        events, heard = committed.events, committed.heard
+        self._drafter.observe(heard, gather_features(states, batch, plan, committed.paths))
         self._finish(events)
         end_s = time.perf_counter()
         draft_s, verify_s = drafted_s - scheduled_s, verified_s - drafted_s
@@ -127,10 +139,12 @@ class EngineCore:
 
     def _commit(
         self, plan: Plan, guesses: Guesses, decisions: Sequence[Decision], now_s: float
-    ) -> tuple[list[TokenEvent], list[RequestOutcome]]:
+    ) -> _Committed:
+        paths: dict[int, Path] = {}
         for entry in plan.entries:
             if not entry.samples:
                 self._scheduler.commit(entry, (), now_s, None)
+                paths[entry.request.request_id] = ()
         events, heard = [], []
         for entry, method, decision in zip(plan.sampling, guesses.methods, decisions, strict=True):
             request, num_drafted = entry.request, decision.num_drafted
@@ -149,7 +163,9 @@ class EngineCore:
                 continue
             emitted = decision.candidates[: block.num_emitted]
             kept = min(decision.num_accepted, len(emitted))
-            request.counters.count_step(num_drafted, kept, len(emitted))
+            request.counters.count_step(num_drafted, kept, len(emitted), decision.draft_depth)
+            path = tuple(range(1, kept + 1)) if decision.path is None else decision.path[:kept]
+            self._straighten(request, path)
             self._scheduler.commit(entry, emitted, now_s, block.finish_reason)
             said = None if decision.logprobs is None else decision.logprobs[: len(emitted)]
             events.append(
@@ -165,8 +181,24 @@ class EngineCore:
                 )
             )
             finished = block.finish_reason is not None
-            heard.append(RequestOutcome(request.request_id, num_drafted, kept, emitted, finished))
-        return events, heard
+            if not finished:
+                paths[request.request_id] = path
+            heard.append(
+                RequestOutcome(request.request_id, num_drafted, kept, emitted, finished, method)
+            )
+        return _Committed(events, heard, paths)
+
+    def _straighten(self, request: Request, path: Path) -> None:
+        """Move what the accepted nodes of a tree left in the cache to where a path's would lie."""
+        moves = [(node - 1, depth) for depth, node in enumerate(path) if node - 1 != depth]
+        if moves:
+            size, length = self._scheduler.block_size, len(request.tokens)
+
+            def slot(index: int) -> int:
+                place = length + index
+                return request.blocks[place // size] * size + place % size
+
+            self._runner.move([slot(a) for a, _ in moves], [slot(b) for _, b in moves])
 
     def _report(
         self,

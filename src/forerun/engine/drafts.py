@@ -6,7 +6,7 @@ Drafts come from drafters, which may be wrong in any way; what leaves here is so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,12 +25,28 @@ class Draft:
     tokens: tuple[int, ...]  # with padding, until it is cut
     length: int
     probs: Tensor | None  # [K, V] float32; None: deterministic
+    parents: tuple[int, ...] | None = None  # see `Proposal.parents`; None: one path
+    method: str | None = None  # who guessed; None: the drafter that was asked
 
     def cut(self, max_draft: int) -> Draft:
         """Drop the padding, and what is too long: for sampled drafts nothing is."""
         length = min(self.length, max_draft)
         probs = None if self.probs is None else self.probs[:length]
-        return Draft(self.tokens[:length], length, probs)
+        parents = None if self.parents is None else self.parents[:length]
+        return replace(
+            self, tokens=self.tokens[:length], length=length, probs=probs, parents=parents
+        )
+
+    def first_path(self) -> Draft:
+        """Keep of a tree the path that its drafter thought best: first children all the way."""
+        if self.parents is None:
+            return self
+        path: list[int] = []
+        for node, parent in enumerate(self.parents, 1):
+            if parent == (path[-1] if path else 0):
+                path.append(node)
+        tokens = tuple(self.tokens[node - 1] for node in path)
+        return replace(self, tokens=tokens, length=len(tokens), parents=None)
 
 
 NO_DRAFT = Draft((), 0, None)
@@ -52,9 +68,20 @@ def read_drafts(proposal: Proposal, num_requests: int) -> list[Draft]:
         )
     if probs is not None and probs.shape[:-1] != tokens.shape:
         raise ValueError(f"probabilities {list(probs.shape)} for tokens {list(tokens.shape)}")
+    parents, methods = proposal.parents, proposal.methods
+    if parents is not None and parents.shape != tokens.shape:
+        raise ValueError(f"parents {list(parents.shape)} for tokens {list(tokens.shape)}")
+    if methods is not None and len(methods) != num_requests:
+        raise ValueError(f"{len(methods)} methods for {num_requests} requests")
     rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
     return [
-        Draft(tuple(row), length, None if probs is None else probs[index].detach().float())
+        Draft(
+            tuple(row),
+            length,
+            None if probs is None else probs[index].detach().float(),
+            None if parents is None else tuple(parents[index].tolist()),
+            None if methods is None else methods[index],
+        )
         for index, (row, length) in enumerate(rows)
     ]
 
@@ -66,8 +93,12 @@ def find_fault(draft: Draft, max_draft: int, vocab_size: int) -> str | None:
     tokens = draft.tokens[: draft.length]
     if any(not 0 <= token < vocab_size for token in tokens):
         return "token_outside_vocabulary"
+    if draft.parents is not None and not _is_tree(tokens, draft.parents[: draft.length]):
+        return "bad_tree"
     if draft.probs is None:
         return None
+    if draft.parents is not None:
+        return "sampled_tree"  # siblings would have to be drawn one after the other
     # Whoever samples drafts fills the length that was fixed before the sampling. A length chosen
     # afterwards could depend on the sampled tokens, and so move the output (non-anticipation).
     if draft.length != max_draft:
@@ -80,12 +111,22 @@ def find_fault(draft: Draft, max_draft: int, vocab_size: int) -> str | None:
 def pack_drafts(drafts: Sequence[Draft]) -> Proposal:
     """Put sound drafts together. Where one was sampled, a deterministic one is certain of itself.
 
-    (So a batch in which both kinds meet is still exact.)
+    (So a batch in which both kinds meet is still exact.) Rules for sampled drafts know no trees:
+    beside them a tree is its first path.
     """
-    proposal = Proposal.from_lists([draft.tokens for draft in drafts])
     sampled = [draft.probs for draft in drafts if draft.probs is not None]
     if not any(len(probs) for probs in sampled):
-        return proposal
+        if all(draft.parents is None for draft in drafts):
+            return Proposal.from_lists([draft.tokens for draft in drafts])
+        chain = range(max(draft.length for draft in drafts))
+        return Proposal.from_trees(
+            [
+                (draft.tokens, chain[: draft.length] if draft.parents is None else draft.parents)
+                for draft in drafts
+            ]
+        )
+    drafts = [draft.first_path() for draft in drafts]
+    proposal = Proposal.from_lists([draft.tokens for draft in drafts])
     size = sampled[0].shape[-1]
     probs = torch.zeros((*proposal.tokens.shape, size), device=sampled[0].device)
     for row, draft in zip(probs, drafts, strict=True):
@@ -95,6 +136,13 @@ def pack_drafts(drafts: Sequence[Draft]) -> Proposal:
             ids = torch.tensor(draft.tokens, device=row.device)
             row[torch.arange(draft.length, device=row.device), ids] = 1.0
     return Proposal(proposal.tokens, proposal.lengths, probs)
+
+
+def _is_tree(tokens: Sequence[int], parents: Sequence[int]) -> bool:
+    """Check that parents come before children, and that siblings differ."""
+    children = set(zip(parents, tokens, strict=True))
+    comes_before = all(0 <= parent < node for node, parent in enumerate(parents, 1))
+    return comes_before and len(children) == len(tokens)
 
 
 def _are_probs(probs: Tensor, tokens: Sequence[int]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any, Self
 
 from ..config import EngineConfig, SpeculationConfig
-from ..draft.base import Drafter, make_drafter
+from ..draft.base import Drafter, check_drafter, make_drafter
 from ..errors import ConfigError, EngineClosed, InvalidParameter, refuse_unknown
 from ..model.loader import ModelFiles, open_model
 from ..params import SamplingParams
@@ -43,24 +43,28 @@ class Engine:
         self,
         files: ModelFiles,
         config: EngineConfig,
-        drafter: Drafter | None = None,
-        choose: Chooser | None = None,  # None: as config.speculation says
+        drafter: Drafter | None = None,  # None: as config.speculation says, like `choose`
+        choose: Chooser | None = None,
+        wrap: Callable[[Drafter], Drafter] | None = None,  # put around the configured drafter
     ) -> None:
         self.config = config
         self.model_config = files.config
         self.codec = make_codec(files)
-        chosen = make_drafter(config.speculation) if drafter is None else drafter
+        if drafter is None:
+            check_drafter(config.speculation)  # before a model is loaded for nothing
         faults = faults_asked_for()
-        if faults is not None:
-            chosen = FaultyDrafter(chosen, faults)
         self._ids = itertools.count()
         chosen_rule = choose or make_chooser(config.speculation.accept_rule)
 
         def build() -> EngineCore:
             self.machinery = set_up(files, config, faults)
             runner: Runner = self.machinery.runner
+            chosen = drafter or make_drafter(config.speculation, self.machinery.setting)
+            if wrap is not None:
+                chosen = wrap(chosen)
             if faults is not None:
                 runner = FaultyRunner(runner, faults)
+                chosen = FaultyDrafter(chosen, faults)
             return EngineCore(runner, self.machinery.scheduler, chosen, chosen_rule)
 
         self._loop = EngineLoop(build)
@@ -84,12 +88,14 @@ class Engine:
         drafter: str | Drafter = "auto",
         max_draft: int | None = None,
         speculation: SpeculationConfig | Mapping[str, Any] | None = None,
+        wrap: Callable[[Drafter], Drafter] | None = None,
         **options: Any,
     ) -> Self:
         """Load a model by pulled name, Hugging Face folder, `.gguf` file or hub id.
 
         `options` are the fields of `EngineConfig`; `drafter` and `max_draft` are short for the
-        fields of `SpeculationConfig`. A `Drafter` object may stand for a name.
+        fields of `SpeculationConfig`. A `Drafter` object may stand for a name; `wrap` is given the
+        drafter and returns what is to be used in its place.
 
         Raises:
             UnknownOption, ConfigError: an option that does not exist, or does not fit.
@@ -107,7 +113,7 @@ class Engine:
             raise ConfigError(f"drafter={drafter!r} is neither a name nor a drafter")
         config = EngineConfig(**options, speculation=spec)
         own = None if isinstance(drafter, str) else drafter
-        return cls(open_model(resolve_model(model)), config, own)
+        return cls(open_model(resolve_model(model)), config, own, wrap=wrap)
 
     def generate(
         self,

@@ -27,7 +27,15 @@ from torch import Tensor
 from ..cache.blocks import BlockPool
 from ..draft.base import Abilities, Drafter
 from ..errors import ConfigError, nearest_name
-from ..types import DraftRequest, ForwardInput, Proposal, RequestOutcome
+from ..types import (
+    DraftRequest,
+    Features,
+    FeatureSpec,
+    ForwardInput,
+    HiddenStates,
+    Proposal,
+    RequestOutcome,
+)
 from .runner import Runner
 
 __all__ = [
@@ -109,7 +117,7 @@ class FaultyDrafter:
             return Proposal(proposal.tokens.flip(-1), proposal.lengths // 2, None)
         return proposal
 
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
         self._inner.observe(outcomes, features)
 
     def finish(self, request_id: int) -> None:
@@ -151,10 +159,19 @@ class FaultyRunner:
     def row_cost(self) -> float:
         return self._inner.row_cost
 
+    @property
+    def pass_s(self) -> float:
+        return self._inner.pass_s
+
     def scrub(self, places: Sequence[tuple[int, int]]) -> None:
         self._inner.scrub(places)
 
-    def forward(self, step: ForwardInput) -> tuple[Tensor, Tensor | None]:
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._inner.move(sources, targets)
+
+    def forward(
+        self, step: ForwardInput, wanted: FeatureSpec | None = None
+    ) -> tuple[Tensor, HiddenStates | None]:
         self._num_passes += 1
         if self._faults.step_slow:
             time.sleep(self._faults.step_slow)
@@ -163,4 +180,4 @@ class FaultyRunner:
             time.sleep(hangs[1])
         if self._random.random() < self._faults.step_raises:
             raise RuntimeError("a fault on purpose: the pass raised")
-        return self._inner.forward(step)
+        return self._inner.forward(step, wanted)

@@ -105,10 +105,32 @@ class Request:
         num_fine = min(block_size, max(0, (index + 1) * block_size - self.num_bulk))
         return b"" if num_fine == 0 else b"fine %d" % num_fine
 
-    def draft_view(self, max_draft: int, row_cost: float = 0.0) -> DraftRequest:
-        """Show a drafter what it may see. The tokens are not copied: O(1) per step."""
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may branch: what looks at the history of each row knows one path only."""
+        return self.grammar is None and self.rules.is_empty and self.params.logprobs is None
+
+    def draft_view(
+        self,
+        max_draft: int,
+        row_cost: float = 0.0,
+        pass_s: float = 0.0,
+        forced: tuple[int, ...] = (),
+    ) -> DraftRequest:
+        """Show a drafter what it may see. Tokens and blocks are not copied: O(1) per step."""
         allowed = max_draft if self.drafting else 0
-        return DraftRequest(self.request_id, TokenView(self.tokens), allowed, row_cost)
+        return DraftRequest(
+            request_id=self.request_id,
+            tokens=TokenView(self.tokens),
+            max_draft=allowed,
+            row_cost=row_cost,
+            pass_s=pass_s,
+            takes_trees=self.takes_trees,
+            params=self.params,
+            seed=self.seed,
+            forced=forced if allowed else (),
+            blocks=TokenView(self.blocks),
+        )
 
     def snapshot(self, now_s: float) -> RequestStats:
         """Freeze the counters."""

@@ -100,6 +100,10 @@ class Scheduler:
         return self._pool.num_blocks
 
     @property
+    def block_size(self) -> int:
+        return self._pool.block_size
+
+    @property
     def num_blocks_used(self) -> int:
         """Cache blocks that requests own."""
         return self._pool.num_blocks - self._pool.num_free

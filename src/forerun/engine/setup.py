@@ -14,6 +14,7 @@ from ..cache.blocks import BlockPool
 from ..cache.kv_cache import CacheShape, KVCache
 from ..config import EngineConfig
 from ..device import available_cpus, choose_device, choose_dtype
+from ..draft.setting import DraftSetting
 from ..errors import CapacityError, ConfigError
 from ..model.arch import ModelConfig
 from ..model.bits import ExactRows, try_rows
@@ -56,6 +57,7 @@ class Machinery:
 
     runner: TargetRunner
     scheduler: Scheduler
+    setting: DraftSetting
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
@@ -124,9 +126,21 @@ def set_up(files: ModelFiles, config: EngineConfig, faults: Faults | None = None
         share_prefixes=config.enable_prefix_caching,
         max_fine_rows=decoder.max_fine_rows,
     )
-    row_cost = measure_row_cost(decoder, config.block_size)
+    pass_s, row_cost = measure_passes(decoder, config.block_size)
     return Machinery(
-        runner=TargetRunner(decoder, num_blocks, config.block_size, row_cost),
+        runner=TargetRunner(decoder, num_blocks, config.block_size, row_cost, pass_s),
+        setting=DraftSetting(
+            target=decoder,
+            tokenizer=files.tokenizer.tokenizer,
+            device=device,
+            dtype=dtype,
+            num_threads=num_threads,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=max_model_len,
+        ),
         scheduler=scheduler,
         max_model_len=max_model_len,
         device=device,
@@ -138,14 +152,14 @@ def set_up(files: ModelFiles, config: EngineConfig, faults: Faults | None = None
     )
 
 
-def measure_row_cost(decoder: Decoder, block_size: int) -> float:
-    """Measure what one more row adds to a pass, in passes over one row: 0.02 with AMX, 0.1 on AVX2.
+def measure_passes(decoder: Decoder, block_size: int) -> tuple[float, float]:
+    """Measure a pass over one row, in seconds, and what one more row adds to it, in such passes.
 
-    Over five rows against one, interleaved; the least of each, since what else runs can only add.
-    Small models take no time worth measuring: 0.
+    (0.02 with AMX, 0.1 on AVX2.) Over five rows against one, interleaved; the least of each, since
+    what else runs can only add. Small models take no time worth measuring: 0.
     """
     if decoder.config.num_parameters < SMALL_MODEL:
-        return 0.0
+        return 0.0, 0.0
     cache = KVCache(decoder.cache_shape(block_size), -(-5 // block_size), decoder.device)
     steps = {
         rows: ForwardInput.of_one_request(torch.arange(rows, device=decoder.device), 0, block_size)
@@ -159,7 +173,7 @@ def measure_row_cost(decoder: Decoder, block_size: int) -> float:
             if decoder.device.type == "cuda":
                 torch.cuda.synchronize(decoder.device)
             least[rows] = min(least[rows], time.perf_counter() - begin_s)
-    return max(0.0, (least[5] / least[1] - 1) / 4)
+    return least[1], max(0.0, (least[5] / least[1] - 1) / 4)
 
 
 def _require_memory(

@@ -27,14 +27,16 @@ class Counters:
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     drafter_faults: dict[str, int] = field(default_factory=dict)  # by reason
 
-    def count_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """Count one verify pass, after stops cut its block."""
+    def count_step(
+        self, num_drafted: int, num_accepted: int, num_emitted: int, draft_depth: int
+    ) -> None:
+        """Count one verify pass, after stops cut its block; `draft_depth` is its longest path."""
         self.num_steps += 1
         self.num_drafts += num_drafted > 0
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.num_emitted += num_emitted
-        _count_up_to(self.offered_by_position, num_drafted)
+        _count_up_to(self.offered_by_position, draft_depth)
         _count_up_to(self.accepted_by_position, num_accepted)
 
     def count_time(self, draft_s: float, verify_s: float, host_s: float) -> None:

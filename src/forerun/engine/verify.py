@@ -27,10 +27,11 @@ from ..sampling import (
     processed_logprobs,
     raw_logprobs,
     read_logprobs,
+    sample_tokens,
     uniforms,
 )
 from ..types import Outcome, Proposal, TokenLogprob
-from .batch import row_positions
+from .batch import draft_depths, row_positions
 from .constrain import hide_forbidden, mask_logits
 from .guard import Guesses
 from .request import Request
@@ -53,6 +54,8 @@ class Decision:
     candidates: tuple[int, ...]  # accepted draft tokens, then the next token
     num_accepted: int
     num_drafted: int
+    draft_depth: int  # of the longest path; of a draft that is one path its length
+    path: tuple[int, ...] | None  # the accepted nodes of a tree, from 1; None: the first ones
     fault: Fault | None  # candidates mean nothing then
     logprobs: tuple[TokenLogprob, ...] | None  # of the candidates, if the request wants them
 
@@ -71,6 +74,14 @@ def decide(plan: Plan, guesses: Guesses, logits: Tensor, choose: Chooser) -> lis
         counts = (proposal.lengths + 1).tolist()
         dead = hide_forbidden(logits, guesses.masks, counts)
         return _decide_greedily(proposal, logits, dead)
+    return _decide_by_rule(plan, guesses, logits, choose)
+
+
+def _decide_by_rule(
+    plan: Plan, guesses: Guesses, logits: Tensor, choose: Chooser
+) -> list[Decision]:
+    proposal = guesses.proposal
+    requests = [entry.request for entry in plan.sampling]
     rows = _Rows(requests, proposal)
     broken = rows.owners[bad_rows(logits).cpu()].unique().tolist()
     raw = _keep_raw(requests, rows, logits)
@@ -80,18 +91,70 @@ def decide(plan: Plan, guesses: Guesses, logits: Tensor, choose: Chooser) -> lis
     params = params.repeat(rows.counts.to(logits.device), len(logits))
     # At temperature 0 every lossless rule keeps what equals the argmax.
     rule = RULES["point_mass"] if params.all_greedy else choose(proposal)
+    if proposal.parents is not None:
+        rule = RULES["point_mass"]  # of deterministic trees no rule keeps more
     noise = _noise(plan, rows, logits.device, only_target=rule is RULES["point_mass"])
-    outcome = rule(logits, params, rows.on_device(logits.device), noise)
-    candidates = _read(rows, outcome, first_dead)
+    if proposal.parents is None:
+        candidates = _read(rows, rule(logits, params, rows.on_device(logits.device), noise))
+    else:
+        samples = sample_tokens(logits, params, noise.target).tolist()
+        candidates = [
+            _walk(samples[start:], draft, parents)
+            for start, draft, parents in zip(rows.starts, rows.drafts, rows.parents, strict=True)
+        ]
+    candidates = [
+        _stop_at_dead(each, first_dead.get(index)) for index, each in enumerate(candidates)
+    ]
     logprobs = _logprobs(requests, rows, candidates, raw, logits)
     decisions = []
-    for index, (tokens, num_accepted) in enumerate(candidates):
+    for index, chosen in enumerate(candidates):
         fault = Fault.NO_TOKEN if first_dead.get(index) == 0 else None
         if index in broken:
             fault = Fault.INVALID_LOGITS
-        num_drafted = len(rows.drafts[index])
-        decisions.append(Decision(tokens, num_accepted, num_drafted, fault, logprobs.get(index)))
+        decisions.append(
+            Decision(
+                candidates=chosen.tokens,
+                num_accepted=chosen.num_accepted,
+                num_drafted=len(rows.drafts[index]),
+                draft_depth=rows.depth_of(index),
+                path=chosen.path,
+                fault=fault,
+                logprobs=logprobs.get(index),
+            )
+        )
     return decisions
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The accepted tokens of one request and the next one."""
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    path: tuple[int, ...] | None = None  # see `Decision`
+
+
+def _walk(samples: Sequence[int], draft: Sequence[int], parents: Sequence[int]) -> _Candidates:
+    """Walk down a tree as far as the target's own samples go; the first without a child is next.
+
+    Row 0 of `samples` judges the root's children, row n those of node n. The same as
+    `accept_tree_samples`, for one request and without tensors.
+    """
+    children = {pair: node for node, pair in enumerate(zip(parents, draft, strict=True), 1)}
+    path: list[int] = []
+    tokens = [samples[0]]
+    while (node := children.get((path[-1] if path else 0, tokens[-1]))) is not None:
+        path.append(node)
+        tokens.append(samples[node])
+    return _Candidates(tuple(tokens), len(path), tuple(path))
+
+
+def _stop_at_dead(chosen: _Candidates, dead: int | None) -> _Candidates:
+    """Cut what lies behind a request's first dead row, if it has one and it was reached."""
+    if not dead or chosen.num_accepted < dead:
+        return chosen
+    # The tokens before the dead row stand; the next step begins at it and fails.
+    return _Candidates(chosen.tokens[:dead], dead - 1)
 
 
 def _decide_greedily(proposal: Proposal, logits: Tensor, dead: frozenset[int]) -> list[Decision]:
@@ -101,19 +164,27 @@ def _decide_greedily(proposal: Proposal, logits: Tensor, dead: frozenset[int]) -
     """
     tokens, bad = argmax_and_check(logits)
     decisions, start = [], 0
-    for padded, length in zip(proposal.tokens.tolist(), proposal.lengths.tolist(), strict=True):
-        num_accepted = 0
-        while num_accepted < length and padded[num_accepted] == tokens[start + num_accepted]:
-            num_accepted += 1
+    padded, trees = proposal.tokens.tolist(), draft_depths(proposal)
+    for draft, length, (depths, parents) in zip(
+        padded, proposal.lengths.tolist(), trees, strict=True
+    ):
         end = start + length + 1
+        if parents is not None:
+            chosen = _walk(tokens[start:end], draft[:length], parents)
+        else:
+            num_accepted = 0
+            while num_accepted < length and draft[num_accepted] == tokens[start + num_accepted]:
+                num_accepted += 1
+            chosen = _Candidates(tuple(tokens[start : start + num_accepted + 1]), num_accepted)
         fault = Fault.INVALID_LOGITS if any(bad[start:end]) else None
-        candidates = tuple(tokens[start : start + num_accepted + 1])
         first_dead = next((row - start for row in range(start, end) if row in dead), None)
         if first_dead == 0 and fault is None:
             fault = Fault.NO_TOKEN
-        elif first_dead and num_accepted >= first_dead:
-            num_accepted, candidates = first_dead - 1, candidates[:first_dead]
-        decisions.append(Decision(candidates, num_accepted, length, fault, None))
+        chosen = _stop_at_dead(chosen, first_dead)
+        deepest = int(depths.max()) if length else 0
+        decisions.append(
+            Decision(chosen.tokens, chosen.num_accepted, length, deepest, chosen.path, fault, None)
+        )
         start = end
     return decisions
 
@@ -144,6 +215,19 @@ class _Rows:
         self.counts = proposal.lengths + 1  # [B]
         self.owners = torch.repeat_interleave(torch.arange(len(requests)), self.counts)  # [M]
         self.starts: list[int] = (self.counts.cumsum(0) - self.counts).tolist()
+        self.trees = draft_depths(proposal)
+
+    @property
+    def parents(self) -> list[Sequence[int]]:
+        """Which node each node follows, for paths too."""
+        return [
+            range(len(depths)) if parents is None else parents for depths, parents in self.trees
+        ]
+
+    def depth_of(self, index: int) -> int:
+        """The length of a request's longest path."""
+        depths = self.trees[index][0]
+        return int(depths.max()) if len(depths) else 0
 
     def on_device(self, device: torch.device) -> Proposal:
         probs = self.proposal.probs
@@ -202,7 +286,7 @@ def _noise(plan: Plan, rows: _Rows, device: torch.device, *, only_target: bool) 
     seeds = np.array([entry.request.seed for entry in plan.sampling], np.uint64)
     origins = np.array([len(entry.request.tokens) for entry in plan.sampling], np.int64)
     target = uniforms(
-        seeds.repeat(rows.counts.numpy()), row_positions(plan, rows.lengths), Stream.TARGET
+        seeds.repeat(rows.counts.numpy()), row_positions(plan, rows.proposal), Stream.TARGET
     ).to(device)
     if only_target:
         return Noise(target, target.new_empty((len(seeds), 0)), target.new_empty(0))
@@ -217,26 +301,19 @@ def _noise(plan: Plan, rows: _Rows, device: torch.device, *, only_target: bool) 
     )
 
 
-def _read(
-    rows: _Rows, outcome: Outcome, first_dead: dict[int, int]
-) -> list[tuple[tuple[int, ...], int]]:
+def _read(rows: _Rows, outcome: Outcome) -> list[_Candidates]:
     """List each request's candidates and how many of them were accepted drafts."""
-    read = []
     pairs = zip(outcome.num_accepted.tolist(), outcome.next_tokens.tolist(), strict=True)
-    for index, (num_accepted, next_token) in enumerate(pairs):
-        draft = rows.drafts[index]
-        dead = first_dead.get(index)
-        if dead and num_accepted >= dead:
-            # The tokens before the dead row stand; the next step begins at it and fails.
-            num_accepted, next_token = dead - 1, draft[dead - 1]
-        read.append(((*draft[:num_accepted], next_token), num_accepted))
-    return read
+    return [
+        _Candidates((*draft[:num_accepted], next_token), num_accepted)
+        for draft, (num_accepted, next_token) in zip(rows.drafts, pairs, strict=True)
+    ]
 
 
 def _logprobs(
     requests: Sequence[Request],
     rows: _Rows,
-    candidates: Sequence[tuple[tuple[int, ...], int]],
+    candidates: Sequence[_Candidates],
     raw: dict[int, Tensor],
     logits: Tensor,
 ) -> dict[int, tuple[TokenLogprob, ...]]:
@@ -245,7 +322,7 @@ def _logprobs(
     for index, request in enumerate(requests):
         if request.params.logprobs is None:
             continue
-        tokens = candidates[index][0]
+        tokens = candidates[index].tokens
         if index in raw:
             table = raw_logprobs(raw[index][: len(tokens)])
         else:

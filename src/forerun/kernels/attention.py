@@ -8,6 +8,9 @@
 What a row computes depends on its own position and on fixed segments of 256 positions, never
 on its neighbours in the batch: from the same inputs a row gets the same bits alone, among drafts
 and among strangers.
+
+A node of a draft tree is a unit of its own. The blocks in which its tree lies it reads from copies
+in which its own path lies in order (`_straighten`), so it too gets the bits of plain decoding.
 """
 
 from __future__ import annotations
@@ -114,8 +117,40 @@ def rotate_parallel(qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, 
         rotate_token(t, qkv, cos, sin, q_norm, k_norm, eps, positions, slots, keys, values, queries)
 
 
+@njit(nogil=True)
+def _straighten(keys, values, table, g, branch_at, position, path, own_keys, own_values):
+    """Copy one head's blocks from that of position `branch_at` on as a node of a tree sees them.
+
+    Positions before `branch_at` lie where they should; those from there on at `path`'s places.
+    What lies behind `position` becomes zeros. own_keys, own_values [blocks, 1, ...].
+    """
+    parts, pack, size = keys.shape[2], keys.shape[4], values.shape[3]
+    first = branch_at // KEY_BLOCK
+    for j in range(own_keys.shape[0]):
+        for offset in range(KEY_BLOCK):
+            p = (first + j) * KEY_BLOCK + offset
+            if p > position:
+                for i in range(parts):
+                    for e in range(pack):
+                        own_keys[j, 0, i, offset, e] = 0
+                for i in range(size):
+                    own_values[j, 0, offset // pack, i, offset % pack] = 0
+                continue
+            place = p if p < branch_at else path[p - branch_at]
+            block, at = table[place // KEY_BLOCK], place % KEY_BLOCK
+            for i in range(parts):
+                for e in range(pack):
+                    own_keys[j, 0, i, offset, e] = keys[block, g, i, at, e]
+            for i in range(size):
+                value = values[block, g, at // pack, i, at % pack]
+                own_values[j, 0, offset // pack, i, offset % pack] = value
+
+
 @njit(fastmath=FAST, nogil=True)
-def attend_unit(u, queries, keys, values, tables, positions, units, window, partial, tops, totals):
+def attend_unit(
+    u, queries, keys, values, tables, positions, units, window, branch_at, paths, partial, tops,
+    totals,
+):  # fmt: skip
     """Do for unit u // G and KV head u % G what `attend` does for all of them."""
     groups, pack = keys.shape[1], keys.shape[4]
     size = keys.shape[2] * pack
@@ -127,6 +162,16 @@ def attend_unit(u, queries, keys, values, tables, positions, units, window, part
     padded = (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
     base, start = unit[4] + g * padded, segment * SEGMENT
     scores = np.zeros(TILE_ROWS * SEGMENT, np.float32)
+    # Blocks from here on are read from copies: of ordinary rows none.
+    own_block = branch_at[first] // KEY_BLOCK
+    own_keys, own_values = keys[:0], values[:0]
+    if branch_at[first] <= positions[first]:
+        own_keys, own_values = _own_blocks(
+            keys, values, tables[request], g, branch_at[first], positions[first], paths[first]
+        )
+    else:
+        own_block = positions[unit[2] - 1] + 1
+    own_block -= start // KEY_BLOCK  # counted from the segment's first block
     for x in range(0, padded, TILE_ROWS):
         last_row = min(x + TILE_ROWS, rows) - 1
         newest, oldest = positions[first + last_row // share], positions[first + x // share]
@@ -135,14 +180,22 @@ def attend_unit(u, queries, keys, values, tables, positions, units, window, part
         # A tile may see nothing of the segment: too old for it, or past its window.
         end_block = max(0, (end + KEY_BLOCK - 1) // KEY_BLOCK)
         first_block = min(begin // KEY_BLOCK, end_block)
-        for n in range(first_block, end_block):
+        shared_end = max(first_block, min(end_block, own_block))
+        for n in range(first_block, shared_end):
             block = tables[request, start // KEY_BLOCK + n] * groups + g
-            near = tables[request, start // KEY_BLOCK + min(n + 1, end_block - 1)] * groups + g
+            near = tables[request, start // KEY_BLOCK + min(n + 1, shared_end - 1)] * groups + g
             score_tile(
                 scores, n * KEY_BLOCK, SEGMENT, queries,
                 (g * queries.shape[1] + first * share + x) * size, size,
                 keys, block * block_elements, KEY_BLOCK * pack, size,
                 near * block_elements, values, block * block_elements,
+            )  # fmt: skip
+        for n in range(shared_end, end_block):
+            own = (n - own_block) * block_elements
+            score_tile(
+                scores, n * KEY_BLOCK, SEGMENT, queries,
+                (g * queries.shape[1] + first * share + x) * size, size,
+                own_keys, own, KEY_BLOCK * pack, size, own, own_values, own,
             )  # fmt: skip
         at, width = first_block * KEY_BLOCK, (end_block - first_block) * KEY_BLOCK
         for r in range(TILE_ROWS):
@@ -162,27 +215,50 @@ def attend_unit(u, queries, keys, values, tables, positions, units, window, part
             totals[row] = soften(scores, r * SEGMENT + at, width, tops[row])
             if low == high:
                 totals[row] = np.float32(0)
-        for n in range(first_block, end_block):
+        for n in range(first_block, shared_end):
             block = tables[request, start // KEY_BLOCK + n] * groups + g
             for d in range(0, size, 32):
                 value_tile(
                     partial, (base + x) * size + d, size, scores, n * KEY_BLOCK, SEGMENT,
                     values, block * block_elements + d * pack, size * pack, KEY_BLOCK,
                 )  # fmt: skip
+        for n in range(shared_end, end_block):
+            own = (n - own_block) * block_elements
+            for d in range(0, size, 32):
+                value_tile(
+                    partial, (base + x) * size + d, size, scores, n * KEY_BLOCK, SEGMENT,
+                    own_values, own + d * pack, size * pack, KEY_BLOCK,
+                )  # fmt: skip
+
+
+@njit(nogil=True)
+def _own_blocks(keys, values, table, g, branch_at, position, path):
+    """Make the copies that a node of a tree reads: see `_straighten`."""
+    count = position // KEY_BLOCK - branch_at // KEY_BLOCK + 1
+    own_keys = np.empty((count, 1, keys.shape[2], keys.shape[3], keys.shape[4]), keys.dtype)
+    own_values = np.empty(
+        (count, 1, values.shape[2], values.shape[3], values.shape[4]), values.dtype
+    )
+    _straighten(keys, values, table, g, branch_at, position, path, own_keys, own_values)
+    return own_keys, own_values
 
 
 @compiled(parallel=True)
-def attend(queries, keys, values, tables, positions, units, window, partial, tops, totals):
+def attend(
+    queries, keys, values, tables, positions, units, window, branch_at, paths, partial, tops, totals
+):
     """Compute the partial softmax of each unit of work.
 
     units [U, 5] int64: request, first token, end token, segment, first row of its results in
     `partial` [rows, D], `tops` and `totals` [rows] (all float32); a unit has G times
     ceil((end - first) * H/G / 4) * 4 rows. `window` counts the positions that a token sees.
+    branch_at [N], paths [N, D]: see `types.TreeRows`.
     """
     for u in prange(units.shape[0] * keys.shape[1]):
         attend_unit(
-            u, queries, keys, values, tables, positions, units, window, partial, tops, totals
-        )
+            u, queries, keys, values, tables, positions, units, window, branch_at, paths, partial,
+            tops, totals,
+        )  # fmt: skip
 
 
 @njit(fastmath=FAST, nogil=True)
@@ -227,22 +303,26 @@ def merge_parallel(units, token_units, groups, share, partial, tops, totals, out
 
 
 @compiled(fast=False)
-def plan_units(starts, positions, share, groups, max_tokens):
+def plan_units(starts, positions, branch_at, share, groups, max_tokens):
     """Cut a step into units of work: (units [U, 5], token_units [N, 2], rows of results).
 
-    A unit holds at most `max_tokens` tokens of one request and one segment. See `attend`.
+    A unit holds at most `max_tokens` tokens of one request and one segment, and a node of a tree
+    has its own. See `attend`.
     """
     num_units = 0
     for b in range(starts.shape[0] - 1):
-        for first in range(starts[b], starts[b + 1], max_tokens):
-            end = min(first + max_tokens, starts[b + 1])
+        first = starts[b]
+        while first < starts[b + 1]:
+            end = _unit_end(first, starts[b + 1], positions, branch_at, max_tokens)
             num_units += positions[end - 1] // SEGMENT + 1
+            first = end
     units = np.empty((num_units, 5), np.int64)
     token_units = np.empty((positions.shape[0], 2), np.int64)
     u, row = 0, 0
     for b in range(starts.shape[0] - 1):
-        for first in range(starts[b], starts[b + 1], max_tokens):
-            end = min(first + max_tokens, starts[b + 1])
+        first = starts[b]
+        while first < starts[b + 1]:
+            end = _unit_end(first, starts[b + 1], positions, branch_at, max_tokens)
             num_segments = positions[end - 1] // SEGMENT + 1
             for t in range(first, end):
                 token_units[t, 0], token_units[t, 1] = u, u + num_segments
@@ -252,4 +332,16 @@ def plan_units(starts, positions, share, groups, max_tokens):
                 units[u, 3], units[u, 4] = segment, row
                 row += groups * padded
                 u += 1
+            first = end
     return units, token_units, row
+
+
+@njit(inline="always")
+def _unit_end(first, most, positions, branch_at, max_tokens):
+    """Say where the unit that begins with token `first` ends."""
+    if branch_at[first] <= positions[first]:
+        return first + 1
+    end = first + 1
+    while end < min(first + max_tokens, most) and branch_at[end] > positions[end]:
+        end += 1
+    return end

@@ -14,6 +14,7 @@ parallel section; `team` says how its parts are shared.
     gate_up    h to silu(gate) * up, `active`
     round      active to whole numbers, for weights of eight bits (`integers`)
     down       active, projected, added to x
+    keep       x to `kept`, of layers whose states drafters read
     next       x to h for the next layer, or for the vocabulary those rows that are asked for
     head       to logits
 
@@ -50,12 +51,17 @@ __all__ = [
     "Scratch",
     "Step",
     "Weights",
+    "attend_phase",
+    "embed_token",
     "forward",
     "linear_layers",
+    "merge_phase",
+    "norm_phase",
     "num_phases",
+    "rotate_phase",
 ]
 
-PHASES_PER_LAYER = 10
+PHASES_PER_LAYER = 11
 
 Array = NDArray[Any]
 
@@ -94,11 +100,14 @@ class Step(NamedTuple):
 
     tokens: Array  # [N] int64
     positions: Array  # [N] int64
+    branch_at: Array  # [N] int64
+    paths: Array  # [N, D] int64
     slots: Array  # [N] int64
     tables: Array  # [B, max_blocks] int64
     units: Array  # [U, 5] int64
     token_units: Array  # [N, 2] int64
     logit_rows: Array  # [M] int64
+    kept_layers: Array  # [K] int64: the residual stream after so many layers is kept
 
 
 class Scratch(NamedTuple):
@@ -114,6 +123,7 @@ class Scratch(NamedTuple):
     mixed: Array  # [N, H * D]
     active: Array  # [N, F]
     logits: Array  # [M, panels of the vocabulary * 16]
+    kept: Array  # [K, N, E], as x
     whole_h: Array  # for 8-bit weights h, mixed, active as whole numbers, int16; else empty
     whole_mixed: Array
     whole_active: Array
@@ -122,8 +132,8 @@ class Scratch(NamedTuple):
 
 
 def num_phases(num_layers: int) -> int:
-    """Count the phases of a pass: one to begin with, those of the layers, one to end."""
-    return 1 + PHASES_PER_LAYER * num_layers + 1
+    """Count the phases of a pass: two to begin with, those of the layers, one to end."""
+    return 2 + PHASES_PER_LAYER * num_layers + 1
 
 
 @njit(fastmath=FAST, nogil=True)
@@ -178,7 +188,7 @@ def _embed_phase(counters, phase, weights, step, scratch, eps):
 
 
 @njit(inline="always")
-def _norm_phase(counters, phase, rows, norms, layer, eps, scratch, packed):
+def norm_phase(counters, phase, rows, norms, layer, eps, scratch, packed):
     """Norm the rows named by `rows`, one after the other into h."""
     num_rows, mine = rows.shape[0], 0
     chunk = chunk_of(num_rows)
@@ -194,7 +204,7 @@ def _norm_phase(counters, phase, rows, norms, layer, eps, scratch, packed):
 
 
 @njit(inline="always")
-def _rotate_phase(counters, phase, weights, step, layer, eps, qkv, keys, values, queries):
+def rotate_phase(counters, phase, weights, step, layer, eps, qkv, keys, values, queries):
     num_tokens, mine = step.tokens.shape[0], 0
     chunk = chunk_of(num_tokens)
     parts = (num_tokens + chunk - 1) // chunk
@@ -212,13 +222,13 @@ def _rotate_phase(counters, phase, weights, step, layer, eps, qkv, keys, values,
 
 
 @njit(inline="always")
-def _attend_phase(counters, phase, step, window, keys, values, scratch):
+def attend_phase(counters, phase, step, window, keys, values, scratch):
     parts, mine = step.units.shape[0] * keys.shape[1], 0
     part = take(counters, phase)
     while part < parts:
         attend_unit(
             part, scratch.queries, keys, values, step.tables, step.positions, step.units, window,
-            scratch.partial, scratch.tops, scratch.totals,
+            step.branch_at, step.paths, scratch.partial, scratch.tops, scratch.totals,
         )  # fmt: skip
         mine += 1
         part = take(counters, phase)
@@ -226,7 +236,7 @@ def _attend_phase(counters, phase, step, window, keys, values, scratch):
 
 
 @njit(inline="always")
-def _merge_phase(counters, phase, step, share, keys, scratch, packed):
+def merge_phase(counters, phase, step, share, keys, scratch, packed):
     num_tokens, mine = step.tokens.shape[0], 0
     chunk = chunk_of(num_tokens)
     parts = (num_tokens + chunk - 1) // chunk
@@ -241,6 +251,24 @@ def _merge_phase(counters, phase, step, share, keys, scratch, packed):
         mine += 1
         part = take(counters, phase)
     finish(counters, phase, mine, parts)
+
+
+@njit(inline="always")
+def _keep_phase(counters, phase, step, layers_done, scratch):
+    """Copy x where its state after so many layers is wanted; others have nothing to wait for."""
+    num_tokens, mine = step.tokens.shape[0], 0
+    chunk = chunk_of(num_tokens)
+    parts = (num_tokens + chunk - 1) // chunk
+    for k in range(step.kept_layers.shape[0]):
+        if step.kept_layers[k] == layers_done:
+            part = take(counters, phase)
+            while part < parts:
+                for t in range(part * chunk, min(num_tokens, (part + 1) * chunk)):
+                    for i in range(scratch.x.shape[1]):
+                        scratch.kept[k, t, i] = scratch.x[t, i]
+                mine += 1
+                part = take(counters, phase)
+            finish(counters, phase, mine, parts)
 
 
 @compiled(fast=False)
@@ -258,24 +286,25 @@ def forward(weights, step, scratch, all_keys, all_values, eps, everything):
     mixed = choose(scratch.mixed, scratch.whole_mixed, weights.out)
     active = choose(scratch.active, scratch.whole_active, weights.down)
     _embed_phase(counters, 0, weights, step, scratch, eps)
+    _keep_phase(counters, 1, step, 0, scratch)
     for layer in range(num_layers):
-        phase = 1 + PHASES_PER_LAYER * layer
+        phase = 2 + PHASES_PER_LAYER * layer
         keys, values = all_keys[layer], all_values[layer]
         matrix_phase(
             counters, phase, h, row_scales, num_tokens, weights.qkv, weights.qkv_scales, layer,
             weights.qkv_bias, scratch.qkv, scratch.qkv.shape[1],
         )  # fmt: skip
-        _rotate_phase(
+        rotate_phase(
             counters, phase + 1, weights, step, layer, eps, scratch.qkv, keys, values,
             scratch.queries,
         )  # fmt: skip
-        _attend_phase(counters, phase + 2, step, weights.windows[layer], keys, values, scratch)
-        _merge_phase(counters, phase + 3, step, share, keys, scratch, weights.out)
+        attend_phase(counters, phase + 2, step, weights.windows[layer], keys, values, scratch)
+        merge_phase(counters, phase + 3, step, share, keys, scratch, weights.out)
         add_matrix_phase(
             counters, phase + 4, mixed, row_scales, num_tokens, weights.out, weights.out_scales,
             layer, weights.out_bias, x, width,
         )  # fmt: skip
-        _norm_phase(
+        norm_phase(
             counters, phase + 5, everything, weights.mlp_norms, layer, eps, scratch,
             weights.gate_up,
         )  # fmt: skip
@@ -288,12 +317,13 @@ def forward(weights, step, scratch, all_keys, all_values, eps, everything):
             counters, phase + 8, active, row_scales, num_tokens, weights.down,
             weights.down_scales, layer, weights.down_bias, x, width,
         )  # fmt: skip
+        _keep_phase(counters, phase + 9, step, layer + 1, scratch)
         rows = everything if layer + 1 < num_layers else step.logit_rows
-        _norm_phase(
-            counters, phase + 9, rows, weights.input_norms, layer + 1, eps, scratch, weights.head
+        norm_phase(
+            counters, phase + 10, rows, weights.input_norms, layer + 1, eps, scratch, weights.head
         )
     matrix_phase(
-        counters, 1 + PHASES_PER_LAYER * num_layers, h, row_scales, step.logit_rows.shape[0],
+        counters, 2 + PHASES_PER_LAYER * num_layers, h, row_scales, step.logit_rows.shape[0],
         weights.head, weights.head_scales, 0, weights.head_bias, scratch.logits,
         scratch.logits.shape[1],
     )  # fmt: skip

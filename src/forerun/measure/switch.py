@@ -7,12 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from ..config import SpeculationConfig
-from ..draft.base import Abilities, Drafter, make_drafter
+from ..draft.base import Abilities, Drafter
 from ..engine.engine import Engine
-from ..types import DraftRequest, Proposal, RequestOutcome
+from ..types import DraftRequest, Features, Proposal, RequestOutcome
 
 __all__ = ["SwitchedDrafter", "switched_engine"]
 
@@ -34,7 +32,7 @@ class SwitchedDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
         return self._inner.propose(requests) if self.enabled else Proposal.empty(len(requests))
 
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
         self._inner.observe(outcomes, features)
 
     def finish(self, request_id: int) -> None:
@@ -48,9 +46,14 @@ def switched_engine(
 
     `options` are the fields of `EngineConfig`.
     """
-    switch = SwitchedDrafter(make_drafter(speculation))
+    made: list[SwitchedDrafter] = []
+
+    def wrap(inner: Drafter) -> Drafter:
+        made.append(SwitchedDrafter(inner))
+        return made[0]
+
     # A prefix found in the cache would spare the second run of a prompt what the first one paid.
     engine = Engine.from_pretrained(
-        model, drafter=switch, speculation=speculation, enable_prefix_caching=False, **options
+        model, speculation=speculation, wrap=wrap, enable_prefix_caching=False, **options
     )
-    return engine, switch
+    return engine, made[0]

@@ -27,6 +27,8 @@ class StepPlan:
     """Where a step's tokens lie and how its attention is cut, see `kernels.attention`."""
 
     positions: Array  # [N]
+    branch_at: Array  # [N], see `types.TreeRows`
+    paths: Array  # [N, D]
     slots: Array  # [N]
     tables: Array  # [B, max_blocks]
     units: Array
@@ -42,12 +44,21 @@ def plan_step(step: ForwardInput, groups: int, share: int, size: int) -> StepPla
     positions, starts = step.positions.numpy(), step.starts.numpy()
     tables = step.block_tables.numpy()
     owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    slots = tables[owner, positions // KEY_BLOCK] * KEY_BLOCK + positions % KEY_BLOCK
+    if step.tree is None:
+        places, branch_at, paths = positions, positions + 1, np.zeros((len(positions), 0), np.int64)
+    else:
+        tree = step.tree
+        places, branch_at, paths = (
+            each.numpy() for each in (tree.places, tree.branch_at, tree.paths)
+        )
+    slots = tables[owner, places // KEY_BLOCK] * KEY_BLOCK + places % KEY_BLOCK
     units, token_units, num_rows = attention.plan_units(
-        starts, positions, share, groups, UNIT_TOKENS
+        starts, positions, branch_at, share, groups, UNIT_TOKENS
     )
     return StepPlan(
         positions=positions,
+        branch_at=branch_at,
+        paths=paths,
         slots=slots,
         tables=tables,
         units=units,

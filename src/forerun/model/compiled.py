@@ -19,11 +19,11 @@ from ..kernels import forward as kernel
 from ..kernels.team import new_counters
 from ..kernels.tiles import KEY_BLOCK
 from ..kernels.workers import shared_workers
-from ..types import ForwardInput
+from ..types import FeatureSpec, ForwardInput, HiddenStates
 from .arch import ModelConfig, expected_shapes, rope_frequencies
 from .arrays import EVERYTHING, Array, plan_step, view
 from .ops import Rotary
-from .panels import PANEL, all_fit_bf16, allocate, fill
+from .panels import PANEL, all_fit_bf16, allocate, fill, read_rows
 from .reader import WeightReader
 from .weights import WeightSource
 
@@ -59,6 +59,8 @@ class CompiledDecoder:
         self._workers = shared_workers(num_threads)
         self._weights = _read_weights(config, weights, dtype, max_positions, quantize)
         self._whole = quantize == "int8"
+        norms = torch.from_numpy(self._weights.input_norms[-1])
+        self._final_norm = norms.view(torch.bfloat16) if dtype == torch.bfloat16 else norms
         self._stored = np.uint16 if dtype == torch.bfloat16 else np.float32
         self._compile()
 
@@ -76,7 +78,23 @@ class CompiledDecoder:
 
         Only rows that `step.logit_rows` names pay for the vocabulary projection.
         """
+        return self.forward_with_states(step, cache, FeatureSpec())[0]
+
+    def forward_with_states(
+        self, step: ForwardInput, cache: KVCache, wanted: FeatureSpec
+    ) -> tuple[Tensor, HiddenStates]:
+        """Do what `forward` does, and keep the hidden states that are wanted."""
         assert cache.shape == self.cache_shape(cache.shape.block_size), "a cache of another model"
+        last = self.config.num_layers
+        layers = wanted.union(FeatureSpec((last,))).layers if wanted.final else wanted.layers
+        logits, kept = self._run(step, cache, layers)
+        states = dict(zip(layers, kept, strict=True))
+        final = self.final_norm(states[last]) if wanted.final else None
+        return logits, HiddenStates({layer: states[layer] for layer in wanted.layers}, final)
+
+    def _run(
+        self, step: ForwardInput, cache: KVCache, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:  # [M, V], [layers, N, E]
         config, weights = self.config, self._weights
         size, inner = config.hidden_size, config.intermediate_size
         groups, share = config.num_kv_heads, config.num_heads // config.num_kv_heads
@@ -88,11 +106,14 @@ class CompiledDecoder:
             kernel.Step(
                 tokens=step.token_ids.numpy(),
                 positions=plan.positions,
+                branch_at=plan.branch_at,
+                paths=plan.paths,
                 slots=plan.slots,
                 tables=plan.tables,
                 units=plan.units,
                 token_units=plan.token_units,
                 logit_rows=step.logit_rows.numpy(),
+                kept_layers=np.array(layers, np.int64),
             ),
             kernel.Scratch(
                 x=np.empty((num_rows, size), self._stored),
@@ -105,6 +126,7 @@ class CompiledDecoder:
                 mixed=np.empty((num_rows, config.num_heads * config.head_size), np.float32),
                 active=np.empty((num_rows, inner), np.float32),
                 logits=np.empty((num_logits, weights.head.shape[1] * PANEL), np.float32),
+                kept=np.empty((len(layers), num_rows, size), self._stored),
                 whole_h=self._whole_rows(max(num_rows, num_logits), size),
                 whole_mixed=self._whole_rows(num_rows, config.num_heads * config.head_size),
                 whole_active=self._whole_rows(num_rows, inner),
@@ -117,7 +139,37 @@ class CompiledDecoder:
             np.arange(num_rows),
         )
         self._workers.run(kernel.forward, *arguments)
-        return torch.from_numpy(arguments[2].logits)[:, : config.vocab_size]
+        scratch = arguments[2]
+        kept = torch.from_numpy(scratch.kept)
+        return (
+            torch.from_numpy(scratch.logits)[:, : config.vocab_size],
+            kept.view(torch.bfloat16) if self.dtype == torch.bfloat16 else kept,
+        )
+
+    @property
+    def embedding_panels(self) -> tuple[Array, Array]:
+        """The table of embeddings in panels [1, ...] and its scales, for heads that share it."""
+        return self._weights.embedding, self._weights.embedding_scales
+
+    @property
+    def head_panels(self) -> tuple[Array, Array] | None:
+        """The vocabulary projection in panels [1, ...] and its bias; None: of eight bits."""
+        return None if self._whole else (self._weights.head, self._weights.head_bias)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Look tokens up, [n] -> [n, E], as the first layer gets them."""
+        weights = self._weights
+        return read_rows(weights.embedding[0], weights.embedding_scales[0], token_ids, self.dtype)
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """Read the vocabulary projection's rows of some tokens, [n] -> [n, E]."""
+        return read_rows(self._weights.head[0], self._weights.head_scales[0], token_ids, self.dtype)
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """Norm rows of the residual stream [n, E] as for the vocabulary projection."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_eps)
+        return scaled.to(self.dtype) * self._final_norm
 
     def _compile(self) -> None:
         """Run one token, so that nobody's first request waits for compilation."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..cache.kv_cache import CacheShape, KVCache
 from ..device import has_amx
 from ..errors import ConfigError
-from ..types import ForwardInput
+from ..types import FeatureSpec, ForwardInput, HiddenStates
 from .arch import ModelConfig
 from .bits import ExactRows
 from .layered import LayeredDecoder
@@ -52,6 +52,24 @@ class Decoder(Protocol):
 
         Only rows that `step.logit_rows` names pay for the vocabulary projection.
         """
+        ...
+
+    def forward_with_states(
+        self, step: ForwardInput, cache: KVCache, wanted: FeatureSpec
+    ) -> tuple[Tensor, HiddenStates]:
+        """Do what `forward` does, and keep the hidden states that are wanted."""
+        ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Look tokens up, [n] -> [n, E], as the first layer gets them."""
+        ...
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """Read the vocabulary projection's rows of some tokens, [n] -> [n, E]."""
+        ...
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """Norm rows of the residual stream [n, E] as for the vocabulary projection."""
         ...
 
     def run_linear_layers(self, num_rows: int) -> None:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ..cache.kv_cache import KVCache
-from ..types import ForwardInput
+from ..types import FeatureSpec, ForwardInput, HiddenStates
+from .layered import hidden_states
 from .paged import (
     GroupShape,
     HostStep,
@@ -58,8 +59,14 @@ class PlannedDecoder(Protocol):
         """Run a step as it is: logits [M, V] float32."""
         ...
 
-    def run_planned(self, plan: PassPlan, cache: KVCache) -> Tensor:
-        """Run the layers: [N, E]."""
+    def forward_with_states(
+        self, step: ForwardInput, cache: KVCache, wanted: FeatureSpec
+    ) -> tuple[Tensor, HiddenStates]:
+        """Do the same and keep hidden states."""
+        ...
+
+    def run_planned(self, plan: PassPlan, cache: KVCache, layers: Sequence[int] = ()) -> Tensor:
+        """Run the layers: [1 + layers, N, E], see `layered.hidden_states`."""
         ...
 
     def project(self, h: Tensor, logit_rows: Tensor, num_sampling_rows: int) -> Tensor:
@@ -79,27 +86,35 @@ class GraphedDecoder:
         self._scratch = scratch
         self._capture = capture
         self._works = True
-        self._graphs: OrderedDict[PassShape, _Graph] = OrderedDict()  # least recently used first
+        # Least recently used first; by shape, and by the layers whose states are kept.
+        self._graphs: OrderedDict[tuple[PassShape, tuple[int, ...]], _Graph] = OrderedDict()
 
     @property
     def shapes(self) -> list[PassShape]:
         """The shapes that are captured at present."""
-        return list(self._graphs)
+        return [shape for shape, _ in self._graphs]
 
     @torch.inference_mode()
-    def forward(self, step: ForwardInput) -> Tensor:
+    def forward(
+        self, step: ForwardInput, wanted: FeatureSpec | None = None
+    ) -> tuple[Tensor, HiddenStates | None]:
         """Run a step's tokens and store their keys and values: logits [M, V] float32.
 
-        A step that lies on the host is given to the device in one copy, without waiting for it.
+        Hidden states beside them, if wanted, hold until the next pass. A step that lies on the host
+        is given to the device in one copy, without waiting for it.
         """
-        small = self._works and len(step.token_ids) <= MAX_ROWS
+        small = self._works and len(step.token_ids) <= MAX_ROWS and step.tree is None
         padded = self._pad(step) if small else None
-        graph = self._find(*padded) if padded is not None else None
+        layers = () if wanted is None else wanted.layers
+        graph = self._find(*padded, layers) if padded is not None else None
         if graph is None:
-            return self._decoder.forward(step, self._cache)
-        h = graph.run()  # [N', E]
+            if wanted is None:
+                return self._decoder.forward(step, self._cache), None
+            return self._decoder.forward_with_states(step, self._cache, wanted)
+        states = graph.run()  # [1 + layers, N', E]
         logit_rows = graph.plan.logit_rows[: len(step.logit_rows)]
-        return self._decoder.project(h, logit_rows, step.num_sampling_rows)
+        logits = self._decoder.project(states[0], logit_rows, step.num_sampling_rows)
+        return logits, None if wanted is None else hidden_states(states, wanted)
 
     def _pad(self, step: ForwardInput) -> tuple[PassShape, Tensor] | None:
         """Write a step into a buffer of a shape that it fits, on the host."""
@@ -114,27 +129,29 @@ class GraphedDecoder:
         fill(PassPlan.over(buffer, shape), host, groups, cache.block_size, self._scratch)
         return shape, buffer
 
-    def _find(self, shape: PassShape, numbers: Tensor) -> _Graph | None:
+    def _find(
+        self, shape: PassShape, numbers: Tensor, layers: tuple[int, ...] = ()
+    ) -> _Graph | None:
         """Find or capture the pass of a shape, its numbers in place; None: it cannot be had."""
-        graph = self._graphs.get(shape)
+        graph = self._graphs.get((shape, layers))
         if graph is None:
-            graph = self._make(shape, numbers)
+            graph = self._make(shape, numbers, layers)
             if graph is None:
                 return None
-            self._graphs[shape] = graph
+            self._graphs[shape, layers] = graph
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         else:
             graph.buffer.copy_(numbers, non_blocking=True)
-        self._graphs.move_to_end(shape)
+        self._graphs.move_to_end((shape, layers))
         return graph
 
-    def _make(self, shape: PassShape, numbers: Tensor) -> _Graph | None:
+    def _make(self, shape: PassShape, numbers: Tensor, layers: tuple[int, ...]) -> _Graph | None:
         # What captures may run the pass first, so the numbers are a real step's.
         buffer = numbers.to(self._decoder.device, copy=True)
         plan = PassPlan.over(buffer, shape)
         try:
-            run = self._capture(lambda: self._decoder.run_planned(plan, self._cache))
+            run = self._capture(lambda: self._decoder.run_planned(plan, self._cache, layers))
         except RuntimeError as error:  # CUDA's, out of memory among them
             logger.warning("passes run without graphs from here on: capturing failed: %s", error)
             self._works = False

@@ -6,6 +6,7 @@ pass (`compiled`) is its fast twin on the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..cache.kv_cache import CacheShape, KVCache
-from ..types import ForwardInput
+from ..types import FeatureSpec, ForwardInput, HiddenStates
 from .arch import ModelConfig, rope_frequencies
 from .bits import ExactRows, Shape, in_pieces
 from .linear import Linear, pack_linear
@@ -23,7 +24,7 @@ from .reader import WeightReader
 from .torch_ops import TorchOps
 from .weights import WeightSource
 
-__all__ = ["LayeredDecoder", "linear_shapes"]
+__all__ = ["LayeredDecoder", "hidden_states", "linear_shapes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +97,48 @@ class LayeredDecoder:
         Only rows that `step.logit_rows` names pay for the vocabulary projection. The step's tensors
         may lie on the host, whatever the device: then the device is given work and asked nothing.
         """
-        assert cache.shape == self.cache_shape(cache.shape.block_size), "a cache of another model"
-        self._ops.prepare(step, cache)
-        h = self._run_layers(self._here(step.token_ids), step.num_fine)
-        return self.project(h, self._here(step.logit_rows), step.num_sampling_rows)
+        return self.forward_with_states(step, cache, FeatureSpec())[0]
 
     @torch.inference_mode()
-    def run_planned(self, plan: PassPlan, cache: KVCache) -> Tensor:
-        """Run the layers as planned, in torch: [N, E], which `project` turns into logits.
+    def forward_with_states(
+        self, step: ForwardInput, cache: KVCache, wanted: FeatureSpec
+    ) -> tuple[Tensor, HiddenStates]:
+        """Do what `forward` does, and keep the hidden states that are wanted."""
+        assert cache.shape == self.cache_shape(cache.shape.block_size), "a cache of another model"
+        self._ops.prepare(step, cache)
+        states = self._run_layers(self._here(step.token_ids), step.num_fine, wanted.layers)
+        logits = self.project(states[0], self._here(step.logit_rows), step.num_sampling_rows)
+        return logits, hidden_states(states, wanted)
+
+    @torch.inference_mode()
+    def run_planned(self, plan: PassPlan, cache: KVCache, layers: Sequence[int] = ()) -> Tensor:
+        """Run the layers as planned, in torch: see `hidden_states`. `project` makes logits of it.
 
         Reads nothing but the plan and the cache, and the host decides nothing by what is in them.
         """
         assert isinstance(self._ops, TorchOps), "compiled kernels plan for themselves"
         self._ops.follow(plan, cache)
-        return self._run_layers(plan.token_ids, len(plan.token_ids))
+        return self._run_layers(plan.token_ids, len(plan.token_ids), layers)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Look tokens up, [n] -> [n, E], as the first layer gets them."""
+        return functional.embedding(self._here(token_ids), self._embedding)
+
+    @torch.inference_mode()
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """Read the vocabulary projection's rows of some tokens, [n] -> [n, E]."""
+        if self.config.tie_embeddings:
+            return self.embed(token_ids)
+        # What is packed cannot be read; but multiplied by ones and zeros it says what it holds.
+        size = self.config.hidden_size
+        ones = torch.eye(size, dtype=self.dtype, device=self.device)
+        return self._run(self._head, ones, size).T[self._here(token_ids)].contiguous()
+
+    @torch.inference_mode()
+    def final_norm(self, x: Tensor) -> Tensor:
+        """Norm rows of the residual stream [n, E] as for the vocabulary projection."""
+        return self._ops.norm(x, self._final_norm, self.config.norm_eps)
 
     @torch.inference_mode()
     def project(self, h: Tensor, logit_rows: Tensor, num_sampling_rows: int) -> Tensor:
@@ -121,9 +150,12 @@ class LayeredDecoder:
     def _here(self, ids: Tensor) -> Tensor:
         return ids.to(self.device, non_blocking=True)
 
-    def _run_layers(self, token_ids: Tensor, num_fine: int) -> Tensor:
+    def _run_layers(
+        self, token_ids: Tensor, num_fine: int, kept: Sequence[int] = ()
+    ) -> Tensor:  # [1 + kept, N, E]
         ops, eps = self._ops, self.config.norm_eps
         x = functional.embedding(token_ids, self._embedding)  # [N, E]
+        states = {0: x.clone()} if 0 in kept else {}
         h = ops.norm(x, self._layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
@@ -131,7 +163,9 @@ class LayeredDecoder:
             h = ops.add_norm(x, self._run(layer.out, mixed, num_fine), layer.mlp_norm, eps)
             active = ops.silu_multiply(self._run(layer.gate_up, h, num_fine))
             h = ops.add_norm(x, self._run(layer.down, active, num_fine), next_norm, eps)
-        return h
+            if index + 1 in kept:
+                states[index + 1] = x.clone()
+        return torch.stack([h, *(states[layer] for layer in kept)]) if kept else h[None]
 
     def _run(self, linear: Linear, x: Tensor, num_fine: int) -> Tensor:
         """Run a layer, in pieces where that keeps bits."""
@@ -160,6 +194,12 @@ class LayeredDecoder:
 
             return NumbaOps(rotary, self._layers[0].attention, num_threads)
         return TorchOps(Rotary(rotary.cos.to(self.device), rotary.sin.to(self.device)))
+
+
+def hidden_states(states: Tensor, wanted: FeatureSpec) -> HiddenStates:
+    """Take what a pass leaves apart: [1 + layers, N, E], of which the first is the final one."""
+    layers = dict(zip(wanted.layers, states[1:], strict=True))
+    return HiddenStates(layers, states[0] if wanted.final else None)
 
 
 def linear_shapes(config: ModelConfig) -> list[Shape]:

@@ -81,7 +81,8 @@ class NumbaOps:
             )  # fmt: skip
             attention.attend(
                 step.queries, keys, values, step.tables, step.positions, step.units,
-                shape.window or EVERYTHING, step.partial, step.tops, step.totals,
+                shape.window or EVERYTHING, step.branch_at, step.paths,
+                step.partial, step.tops, step.totals,
             )  # fmt: skip
             merge(
                 step.units, step.token_units, shape.num_kv_heads,

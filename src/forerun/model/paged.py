@@ -12,7 +12,7 @@ computes attention (`torch_ops`) or knows what captures passes (`graphs`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import ForwardInput
+from ..types import ForwardInput, TreeRows
 
 __all__ = [
     "Group",
@@ -104,6 +104,7 @@ class PassPlan:
     places: Tensor  # [N] int64, where in the groups' rows, one after another, each row is
     logit_rows: Tensor  # [M] int64
     groups: tuple[Group, ...]
+    tree: TreeRows | None = None  # where some rows see their own paths alone
 
     @staticmethod
     def over(buffer: Tensor, shape: PassShape) -> PassPlan:
@@ -135,6 +136,7 @@ class HostStep:
 
     token_ids: Ids
     positions: Ids
+    cache_places: Ids  # where in its request's cache each row lies: its position, but for trees
     starts: list[int]
     tables: Ids
     logit_rows: Ids
@@ -145,6 +147,7 @@ class HostStep:
         return HostStep(
             token_ids=step.token_ids.cpu().numpy(),
             positions=step.positions.cpu().numpy(),
+            cache_places=(step.positions if step.tree is None else step.tree.places).cpu().numpy(),
             starts=step.starts.tolist(),
             tables=step.block_tables.cpu().numpy(),
             logit_rows=step.logit_rows.cpu().numpy(),
@@ -162,7 +165,14 @@ def plan_pass(step: ForwardInput, block_size: int, width: int, device: torch.dev
     )
     buffer = new_host_buffer(shape, device)
     fill(PassPlan.over(buffer, shape), host, groups, block_size)
-    return PassPlan.over(buffer.to(device, non_blocking=True), shape)
+    plan = PassPlan.over(buffer.to(device, non_blocking=True), shape)
+    if step.tree is None:
+        return plan
+    tree = step.tree
+    return replace(
+        plan,
+        tree=TreeRows(tree.places.to(device), tree.branch_at.to(device), tree.paths.to(device)),
+    )
 
 
 def new_host_buffer(shape: PassShape, device: torch.device) -> Tensor:
@@ -180,7 +190,7 @@ def cut(step: HostStep) -> list[Piece]:
     for request, (start, end) in enumerate(pairwise(step.starts)):
         for first in range(start, end, PIECE_ROWS):
             num_rows = min(PIECE_ROWS, end - first)
-            length = int(step.positions[first + num_rows - 1]) + 1
+            length = int(step.cache_places[first + num_rows - 1]) + 1
             pieces.append(Piece(request, first, num_rows, length))
     return pieces
 
@@ -225,8 +235,8 @@ def fill(
     owners = np.repeat(np.arange(len(counts)), counts)  # [N]
     _put(plan.token_ids, step.token_ids)
     _put(plan.positions, step.positions)
-    _put(plan.blocks, step.tables[owners, step.positions // block_size])
-    _put(plan.offsets, step.positions % block_size)
+    _put(plan.blocks, step.tables[owners, step.cache_places // block_size])
+    _put(plan.offsets, step.cache_places % block_size)
     _put(plan.logit_rows, step.logit_rows)
     if num_rows < len(plan.token_ids):
         assert scratch is not None, "padding needs a block that nobody reads"

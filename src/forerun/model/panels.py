@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .weights import WeightSource
 
-__all__ = ["PANEL", "all_fit_bf16", "allocate", "fill", "quantise"]
+__all__ = ["PANEL", "all_fit_bf16", "allocate", "fill", "quantise", "read_rows"]
 
 PANEL = 16
 
@@ -68,6 +68,21 @@ def fill(place: Array, weight: Tensor, scales: Array) -> None:
     else:
         columns = weight.float().view(-1, PANEL, inputs)
         torch.from_numpy(place).copy_(columns.transpose(1, 2))
+
+
+def read_rows(place: Array, scales: Array, outputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Read outputs [n] of one layer's panels back as rows of weights [n, inputs]."""
+    ids = outputs.cpu().numpy()
+    panels, lanes = ids // PANEL, ids % PANEL
+    if place.dtype == np.int8:
+        pairs = place.reshape(*place.shape[:2], PANEL, 2)[panels, :, lanes]  # [n, inputs / 2, 2]
+        rows = pairs.reshape(len(ids), -1) * scales[ids, None]
+    elif place.dtype == np.uint32:
+        bits = np.ascontiguousarray(place[panels, :, lanes]).view(np.int16)  # [n, inputs]
+        return torch.from_numpy(bits).view(torch.bfloat16).to(dtype)
+    else:
+        rows = place[panels, :, lanes]
+    return torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(dtype)
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..cache.kv_cache import KVCache
-from ..types import ForwardInput
+from ..types import ForwardInput, TreeRows
 from .ops import AttentionShape, Rotary
 from .paged import Group, PassPlan, plan_pass
 
@@ -40,7 +40,7 @@ class TorchOps:
             plan=plan,
             cos=self._rotary.cos[plan.positions].unsqueeze(1),
             sin=self._rotary.sin[plan.positions].unsqueeze(1),
-            groups=tuple(_Attending.of(group, cache) for group in plan.groups),
+            groups=tuple(_Attending.of(group, cache, plan.tree) for group in plan.groups),
         )
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -97,14 +97,15 @@ class _Attending:
     seen: Tensor  # [L] int64, positions
     counts: Tensor  # [P, L] bool, positions that the piece holds
     zero: Tensor  # one, in the cache's format
+    tree: TreeRows | None
     masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)  # by window, share
 
     @staticmethod
-    def of(group: Group, cache: KVCache) -> _Attending:
+    def of(group: Group, cache: KVCache, tree: TreeRows | None) -> _Attending:
         length = group.tables.shape[1] * cache.shape.block_size
         seen = torch.arange(length, device=group.rows.device)
         counts = seen < group.lengths.unsqueeze(1)
-        return _Attending(group, seen, counts, cache.keys.new_zeros(()))
+        return _Attending(group, seen, counts, cache.keys.new_zeros(()), tree)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
         """Attend over one layer's cache: [N, H, D] -> [P * T, H, D]."""
@@ -153,6 +154,22 @@ class _Attending:
         mask = self.seen <= positions
         if window is not None:
             mask &= self.seen > positions - window
+        if self.tree is not None:
+            mask = self._see_paths(mask, self.tree, window)
         mask = mask.repeat(1, share, 1).unsqueeze(1)  # rows of a head follow those of the last
         self.masks[window, share] = mask
         return mask
+
+    def _see_paths(self, mask: Tensor, tree: TreeRows, window: int | None) -> Tensor:
+        """Have rows see, from where their trees branch, the places of their own paths alone."""
+        rows, positions = self.group.rows, self.group.positions.unsqueeze(-1)
+        branch_at, paths = tree.branch_at[rows].unsqueeze(-1), tree.paths[rows]  # [P, T, 1 or D]
+        mask = mask & (self.seen < branch_at)
+        path_positions = branch_at + torch.arange(paths.shape[-1], device=paths.device)
+        own = path_positions <= positions
+        if window is not None:
+            own &= path_positions > positions - window
+        # Where several write to one place, one that counts must not be undone: add, do not set.
+        found = torch.zeros(mask.shape, dtype=torch.int32, device=mask.device)
+        found.scatter_add_(-1, paths, own.int())
+        return mask | (found > 0)

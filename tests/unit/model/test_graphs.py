@@ -89,7 +89,7 @@ class World:
             num_fine=starts[-1],
             num_sampling_rows=len(rows) if all_logits else 0,
         )
-        found = self.graphed.forward(step)
+        found, _ = self.graphed.forward(step)
         expected = self.decoder.forward(step, self.plain_cache)
         assert expected.isfinite().all()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)

@@ -109,7 +109,7 @@ class World:
         for row, (request, _) in enumerate(spans):
             tables[row, : len(self.tables[request])] = self.tables[request]
         units, token_units, num_rows = attention.plan_units(
-            starts, positions, share, self.groups, max_tokens
+            starts, positions, positions + 1, share, self.groups, max_tokens
         )
         num_tokens = len(positions)
         flat = np.concatenate(queries).reshape(num_tokens, self.groups, share, self.size)
@@ -120,7 +120,8 @@ class World:
         partial = np.full((num_rows, self.size), np.nan, np.float32)
         tops, totals = (np.full(num_rows, np.nan, np.float32) for _ in range(2))
         attention.attend(
-            padded, self.keys, self.values, tables, positions, units, window, partial, tops, totals
+            padded, self.keys, self.values, tables, positions, units, window, positions + 1,
+            np.zeros((num_tokens, 0), np.int64), partial, tops, totals,
         )
         shape = (num_tokens, self.groups * share * self.size)
         out = np.empty(shape, np.float32 if out_format == "float32" else np.uint16)
@@ -415,7 +416,7 @@ def test_units_cover_every_token_and_segment_once(max_tokens, share):
     positions = np.concatenate([np.arange(s.context - s.count, s.context) for s in spans])
     starts = np.cumsum([0, *[s.count for s in spans]])
     units, token_units, num_rows = attention.plan_units(
-        starts, positions, share, groups, max_tokens
+        starts, positions, positions + 1, share, groups, max_tokens
     )
     next_row = 0
     for request, first, end, _, row in units:

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
 
-from torch import Tensor
-
 from ...config import EngineConfig, SpeculationConfig
-from ...draft.base import Abilities, Drafter, make_drafter
+from ...draft.base import Abilities, Drafter
 from ...engine.engine import Engine, Prompt
 from ...engine.results import GenerationResult
 from ...model.loader import open_model
 from ...params import SamplingParams
 from ...registry import resolve_model
 from ...sampling import Chooser, Rule, make_chooser
-from ...types import DraftRequest, Proposal, RequestOutcome
+from ...types import DraftRequest, Features, Proposal, RequestOutcome
 
 __all__ = ["Ask", "CertifyBench"]
 
@@ -35,15 +33,21 @@ class CertifyBench:
 
     def __init__(self, model: str, speculation: SpeculationConfig, **options: Any) -> None:
         """Load a model; `options` are fields of `EngineConfig`."""
-        self._own_drafter = make_drafter(speculation)
         self._own_rule = make_chooser(speculation.accept_rule)
-        self._drafter = _Exchangeable(self._own_drafter)
         self._choose: Chooser = self._own_rule
         self.folder = resolve_model(model)
         config = EngineConfig(speculation=speculation, **options)
         self.engine = Engine(
-            open_model(self.folder), config, self._drafter, lambda proposal: self._choose(proposal)
+            open_model(self.folder),
+            config,
+            choose=lambda proposal: self._choose(proposal),
+            wrap=self._wrap,
         )
+
+    def _wrap(self, drafter: Drafter) -> Drafter:
+        self._own_drafter = drafter
+        self._drafter = _Exchangeable(drafter)  # in use from here on
+        return self._drafter
 
     @property
     def gives_probs(self) -> bool:
@@ -94,7 +98,7 @@ class _Exchangeable:
     def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
         return self.current.propose(requests)
 
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
         self.current.observe(outcomes, features)
 
     def finish(self, request_id: int) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...draft.base import Abilities
 from ...sampling import Stream, derive_seed, sample_from_probs, uniforms
-from ...types import DraftRequest, Proposal, RequestOutcome
+from ...types import DraftRequest, Features, Proposal, RequestOutcome
 
 __all__ = ["PerturbedTarget"]
 
@@ -62,7 +62,7 @@ class PerturbedTarget:
         lengths = torch.tensor([each.max_draft for each in requests], dtype=torch.int64)
         return Proposal(tokens, lengths, probs)
 
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Tensor | None) -> None:
+    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
         """Learn nothing."""
 
     def finish(self, request_id: int) -> None:
