@@ -111,6 +111,7 @@ class FeatureSpan:
     request_id: int
     first: int  # the position of the first of `rows`
     rows: Tensor  # [n] int64, rows of the hidden states
+    blocks: Sequence[int] = ()  # see `DraftRequest.blocks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,9 @@ class Proposal:
 
     tokens: Tensor  # [B, K] int64, right-padded with 0
     lengths: Tensor  # [B] int64, 0 <= length <= K
-    probs: Tensor | None  # [B, K, V] float32 after filters; None: the draft is deterministic
+    # [B, K, V] float32 after filters; None: all drafts are deterministic. Zeros in a request's
+    # first row: its own draft is, or it has none.
+    probs: Tensor | None
     # [B, K] int64: the token that each follows, counted from 1; 0: the committed tokens. Parents
     # come before children, siblings differ. None: each draft is one path.
     parents: Tensor | None = None

@@ -24,7 +24,7 @@ LAYERS = [
     {"heads"},
     {"draft"},
     {"engine"},
-    {"server", "measure"},
+    {"server", "measure", "train"},
     {"cli", "__main__", "__init__"},
 ]
 # Within a layer parts are siblings that do not know each other, with these exceptions.

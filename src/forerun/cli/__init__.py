@@ -14,6 +14,7 @@ import typer
 from .._version import __version__
 from .certify import certify
 from .chat import chat
+from .convert import convert
 from .demo import demo
 from .failures import run
 from .generate import generate
@@ -50,7 +51,7 @@ def _forerun(
     """Take the options that stand before a command."""
 
 
-for command in (pull, generate, chat, serve, demo, certify):
+for command in (pull, generate, chat, serve, demo, certify, convert):
     app.command()(command)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ..types import Features, FeatureSpan, ForwardInput, HiddenStates
+from ..types import Features, FeatureSpan, ForwardInput, HiddenStates, TokenView
 from .scheduler import Plan
 
 __all__ = ["Path", "gather_features"]
@@ -30,6 +30,8 @@ def gather_features(
         if path is not None:
             own = range(start, start + entry.num_tokens)
             drafted = [start + entry.num_tokens + node - 1 for node in path]
+            request = entry.request
             rows = torch.tensor([*own, *drafted])
-            spans.append(FeatureSpan(entry.request.request_id, entry.start, rows))
+            blocks = TokenView(request.blocks)
+            spans.append(FeatureSpan(request.request_id, entry.start, rows, blocks))
     return Features(states, tuple(spans))

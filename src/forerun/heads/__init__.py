@@ -1,0 +1,1 @@
+"""Draft heads on disk: read, checked, converted and written. How they compute is not here."""

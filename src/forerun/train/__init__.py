@@ -1,0 +1,1 @@
+"""Training of draft heads: text that the target itself writes, and what learns from it."""
