@@ -231,6 +231,7 @@ class RequestOutcome:
     emitted: tuple[int, ...]  # accepted tokens and the next token, cut at a stop
     finished: bool
     method: str = "none"  # who had guessed
+    draft_depth: int | None = None  # of a tree's longest path; None: the draft was one path
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Draft trees through the live engine: whatever branches, the tokens and their bits stay plain's."""
+"""Draft trees through the live engine: whatever branches, tokens and bits stay those of plain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reference.drafters import Fake, Oracle, Raising
 from reference.tiny_engine import Bench
 
 from forerun.params import SamplingParams
-from forerun.types import FeatureSpec, Features, Proposal
+from forerun.types import Features, FeatureSpec, Proposal
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 

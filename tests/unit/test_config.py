@@ -97,4 +97,6 @@ def test_drafters_by_name():
     assert {"none", "ngram", "auto"} <= set(drafter_names())
     assert isinstance(make_drafter(SpeculationConfig(drafter="none"), setting), NoDrafter)
     assert isinstance(make_drafter(SpeculationConfig(drafter="ngram"), setting), NgramDrafter)
-    assert isinstance(make_drafter(SpeculationConfig(drafter="ngram", max_draft=0), setting), NoDrafter)
+    assert isinstance(
+        make_drafter(SpeculationConfig(drafter="ngram", max_draft=0), setting), NoDrafter
+    )

@@ -38,7 +38,19 @@ class EngineOptions:
     ]
     drafter: Annotated[
         str | None,
-        option("--drafter", metavar="NAME", help="auto, ngram, suffix or none. Default: auto."),
+        option(
+            "--drafter",
+            metavar="NAME",
+            help="auto, ngram, suffix, draft-model, eagle, medusa or none. Default: auto.",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        option(
+            "--draft-model",
+            metavar="MODEL",
+            help="The draft model or head: a pulled name, a folder, or a .gguf file.",
+        ),
     ] = None
     draft_tokens: Annotated[
         int | None,
@@ -100,11 +112,12 @@ class EngineOptions:
     ] = None
 
     def speculation(self) -> dict[str, Any]:
-        """Merge the three ways to describe the drafter; one setting given twice is an error."""
+        """Merge the ways to describe the drafter; one setting given twice is an error."""
         config = _read_config(self.speculative_config)
         for name, key, spellings in (
             ("drafter", "drafter", ("drafter", "method")),
             ("draft_tokens", "max_draft", ("max_draft", "num_speculative_tokens")),
+            ("draft_model", "model", ("model",)),
             ("accept_rule", "accept_rule", ("accept_rule",)),
         ):
             value = getattr(self, name)

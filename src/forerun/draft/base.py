@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Protocol
 
 from ..config import SpeculationConfig
 from ..errors import ConfigError, nearest_name
+from ..registry import resolve_model
 from ..types import DraftRequest, Features, FeatureSpec, Proposal, RequestOutcome
 from .setting import DraftSetting
 
@@ -88,14 +90,53 @@ def _ngram(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
     return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
 
 
+def _draft_model(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
+    from .model_loading import make_draft_model
+
+    return make_draft_model(config, setting)
+
+
+def _eagle(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
+    from .head_loading import make_eagle
+
+    return make_eagle(config, setting)
+
+
+def _medusa(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
+    from .head_loading import make_medusa
+
+    return make_medusa(config, setting)
+
+
+def _auto(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
+    from .route import make_router
+
+    return make_router(config, setting)
+
+
 def _suffix(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
     from .suffix import SuffixDrafter
+    from .suffix_store import SuffixStore
 
-    return SuffixDrafter()
+    store = None
+    if config.suffix_store_tokens:
+        store = SuffixStore(
+            config.suffix_store_tokens,
+            config.suffix_store_age_s,
+            shared=config.suffix_store_shared,
+        )
+    return SuffixDrafter(store)
 
 
-_FACTORIES: Mapping[str, Callable[[SpeculationConfig, DraftSetting], Drafter]] = {
-    "auto": _ngram,  # the only one that needs no training and no second model
+Factory = Callable[[SpeculationConfig, DraftSetting], Drafter]
+# Entry points of other packages: the name of a drafter, and a factory like those here.
+GROUP = "forerun.drafters"
+
+_FACTORIES: Mapping[str, Factory] = {
+    "auto": _auto,
+    "draft-model": _draft_model,
+    "eagle": _eagle,
+    "medusa": _medusa,
     "ngram": _ngram,
     "none": _none,
     "suffix": _suffix,
@@ -103,32 +144,47 @@ _FACTORIES: Mapping[str, Callable[[SpeculationConfig, DraftSetting], Drafter]] =
 
 
 def drafter_names() -> list[str]:
-    """List the names that `make_drafter` knows."""
-    return sorted(_FACTORIES)
+    """List the names that `make_drafter` knows: ours, and those of other installed packages."""
+    return sorted({*_FACTORIES, *entry_points(group=GROUP).names})
 
 
 def check_drafter(config: SpeculationConfig) -> None:
-    """Refuse a drafter that does not exist.
+    """Refuse a drafter or a model of its own that does not exist, before anything is loaded.
 
     Raises:
         ConfigError: with the nearest name.
+        ModelNotFound: there is no such draft model or head.
     """
-    if config.drafter not in _FACTORIES:
+    if config.drafter not in _FACTORIES and config.drafter not in drafter_names():
         raise ConfigError(
-            f"unknown drafter {config.drafter!r}; {nearest_name(config.drafter, _FACTORIES)}"
+            f"unknown drafter {config.drafter!r}; {nearest_name(config.drafter, drafter_names())}"
         )
+    if config.model is not None and config.max_draft:
+        resolve_model(config.model)
 
 
 def make_drafter(config: SpeculationConfig, setting: DraftSetting) -> Drafter:
     """Build the drafter that the configuration names; a draft length of 0 means none.
 
     Raises:
-        ConfigError: there is no such drafter, or what it needs is not configured.
+        ConfigError: there is no such drafter, it cannot be imported, or what it needs is not
+            configured.
         ModelFileError, UnsupportedModel: its own model or head does not fit the target.
     """
     check_drafter(config)
-    return (
-        _none(config, setting)
-        if config.max_draft == 0
-        else _FACTORIES[config.drafter](config, setting)
-    )
+    if config.max_draft == 0:
+        return _none(config, setting)
+    factory = _FACTORIES.get(config.drafter) or _load_factory(config.drafter)
+    return factory(config, setting)
+
+
+def _load_factory(name: str) -> Factory:
+    """Import a drafter of another package."""
+    point = next(iter(entry_points(group=GROUP, name=name)))
+    try:
+        factory: Factory = point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"drafter {name!r} ({point.value}) cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    return factory

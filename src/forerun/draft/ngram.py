@@ -12,11 +12,21 @@ from collections.abc import Sequence
 
 from ..types import DraftRequest, Features, Proposal, RequestOutcome
 from .base import Abilities
+from .candid import Guess
 
-__all__ = ["NgramDrafter", "NgramIndex", "continuation", "draft_length", "matched_length"]
+__all__ = [
+    "NgramDrafter",
+    "NgramIndex",
+    "continuation",
+    "draft_length",
+    "match_chance",
+    "matched_length",
+]
 
 
 DEAR_ROW = 0.05  # of a pass over one row: from there on short drafts win
+LONG_MATCH = 16  # tokens; a longer match is no surer
+LEAST_SAID = 0.02  # what is less likely is not told to who chooses among drafters
 
 
 class NgramDrafter:
@@ -41,17 +51,35 @@ class NgramDrafter:
     def finish(self, request_id: int) -> None:
         self._indexes.pop(request_id, None)
 
+    def guess(self, request: DraftRequest) -> Guess:
+        """Follow the match while it is at all likely to hold, and say how likely (`candid`)."""
+        place = self._find(request)
+        if place is None:
+            return Guess()
+        matched = matched_length(request.tokens, place, LONG_MATCH)
+        chances, holds = [], 1.0
+        for held in range(request.max_draft):
+            chance = match_chance(matched + held)  # a copy that has held so far is a longer match
+            holds *= chance
+            if holds < LEAST_SAID:
+                break
+            chances.append(chance)
+        return Guess(continuation(request.tokens, place, len(chances)), chances=chances)
+
     def _guess(self, request: DraftRequest) -> list[int]:
-        if request.max_draft == 0:
-            return []
-        index = self._indexes[request.request_id]
-        index.extend(request.tokens)
-        place = index.find(request.tokens)
+        place = self._find(request)
         if place is None:
             return []
         matched = matched_length(request.tokens, place, request.max_draft)
         length = draft_length(matched, request.row_cost)
         return continuation(request.tokens, place, min(length, request.max_draft))
+
+    def _find(self, request: DraftRequest) -> int | None:
+        if request.max_draft == 0:
+            return None
+        index = self._indexes[request.request_id]
+        index.extend(request.tokens)
+        return index.find(request.tokens)
 
 
 class NgramIndex:
@@ -91,6 +119,14 @@ def draft_length(num_matched: int, row_cost: float) -> int:
     fixed length of 15; where each adds a seventh of a pass, 9 % more than where they are free.
     """
     return num_matched if row_cost > DEAR_ROW else 2 * num_matched + 1
+
+
+def match_chance(num_matched: int) -> float:
+    """Say how likely the token behind a match is to come again: 1 -> 0.22, 4 -> 0.69, 16 -> 0.92.
+
+    Fitted on verified text (docs/notes.md).
+    """
+    return num_matched / (num_matched + 1.2 + 2.3 / num_matched)
 
 
 def matched_length(tokens: Sequence[int], place: int, most: int) -> int:

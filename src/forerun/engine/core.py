@@ -184,7 +184,15 @@ class EngineCore:
             if not finished:
                 paths[request.request_id] = path
             heard.append(
-                RequestOutcome(request.request_id, num_drafted, kept, emitted, finished, method)
+                RequestOutcome(
+                    request_id=request.request_id,
+                    num_drafted=num_drafted,
+                    num_accepted=kept,
+                    emitted=emitted,
+                    finished=finished,
+                    method=method,
+                    draft_depth=None if decision.path is None else decision.draft_depth,
+                )
             )
         return _Committed(events, heard, paths)
 

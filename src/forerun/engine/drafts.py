@@ -78,7 +78,7 @@ def read_drafts(proposal: Proposal, num_requests: int) -> list[Draft]:
         Draft(
             tuple(row),
             length,
-            None if probs is None else probs[index].detach().float(),
+            None if probs is None else _drawn_from(probs[index]),
             None if parents is None else tuple(parents[index].tolist()),
             None if methods is None else methods[index],
         )
@@ -99,8 +99,9 @@ def find_fault(draft: Draft, max_draft: int, vocab_size: int) -> str | None:
         return None
     if draft.parents is not None:
         return "sampled_tree"  # siblings would have to be drawn one after the other
-    # Whoever samples drafts fills the length that was fixed before the sampling. A length chosen
-    # afterwards could depend on the sampled tokens, and so move the output (non-anticipation).
+    # Whoever samples drafts fills the length that was fixed before the sampling, or samples none. A
+    # length chosen afterwards could depend on the sampled tokens, and so move the output
+    # (non-anticipation).
     if draft.length != max_draft:
         return "length_chosen_after_sampling"
     if draft.probs.shape[-1] != vocab_size:
@@ -136,6 +137,11 @@ def pack_drafts(drafts: Sequence[Draft]) -> Proposal:
             ids = torch.tensor(draft.tokens, device=row.device)
             row[torch.arange(draft.length, device=row.device), ids] = 1.0
     return Proposal(proposal.tokens, proposal.lengths, probs)
+
+
+def _drawn_from(probs: Tensor) -> Tensor | None:  # [K, V]
+    """Give a request's distributions; None: rows of zeros draw nothing, so nothing was drawn."""
+    return probs.detach().float() if bool(probs[:1].any()) else None
 
 
 def _is_tree(tokens: Sequence[int], parents: Sequence[int]) -> bool:

@@ -21,7 +21,16 @@ def sampled_rows(
         entry, method = by_id[each.request_id]
         reason = None if each.num_drafted else _idle_reason(entry)
         emitted = len(each.emitted)
-        rows.append(SampledRow(method, each.num_drafted, each.num_accepted, emitted, reason))
+        rows.append(
+            SampledRow(
+                method,
+                each.num_drafted,
+                each.num_accepted,
+                emitted,
+                reason,
+                each.draft_depth,
+            )
+        )
     return tuple(rows)
 
 

@@ -113,6 +113,12 @@ class SampledRow:
     num_accepted: int
     num_emitted: int
     idle_reason: str | None  # why nothing was drafted; None: something was
+    draft_depth: int | None = None  # of a tree's longest path; None: the draft was one path
+
+    @property
+    def num_positions(self) -> int:
+        """The positions that the draft reached: its tokens, but for trees."""
+        return self.num_drafted if self.draft_depth is None else self.draft_depth
 
 
 @dataclass(frozen=True, slots=True)

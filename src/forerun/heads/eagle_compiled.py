@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..cache.kv_cache import CacheShape, KVCache
-from ..kernels import forward as target_kernel
-from ..kernels import head as kernel
+from ..kernels import forward as kernel
+from ..kernels.head import matrix_pass
 from ..kernels.team import new_counters
 from ..kernels.tiles import KEY_BLOCK
 from ..kernels.workers import shared_workers
@@ -36,6 +36,14 @@ class CompiledEagle:
         self._dtype = place.target.dtype
         self._stored = np.uint16 if self._dtype == torch.bfloat16 else np.float32
         self._workers = shared_workers(place.num_threads)
+        self._target = place.target
+        # Norms, and a table of its own: what is small, or read by row.
+        self._norms = {
+            name.removesuffix(".weight"): each.to(self._dtype)
+            for name, each in head.weights.items()
+            if each.dim() == 1 or name == "embedding.weight"
+        }
+        self._fc = self._matrix(head, ["fc"])
         self._weights = self._lay_out(head, place)
         self._compile()
 
@@ -48,23 +56,15 @@ class CompiledEagle:
     ) -> tuple[Tensor, Tensor]:
         """Run rows; see `EagleRunner`."""
         config, layer, weights = self.config, self.config.layer, self._weights
-        joins = config.generation == 1
-        has_fc = of_target or joins
         size, groups = layer.hidden_size, layer.num_kv_heads
         plan = plan_step(step, groups, layer.num_heads // groups, layer.head_size)
         num_rows, num_logits = len(plan.positions), len(step.logit_rows)
-        given = view(inputs.to(self._dtype).contiguous())
-        x = np.empty((num_rows, size), self._stored)
-        none = np.empty((0, 0), np.int16)
-        scratch = kernel.EagleScratch(
-            inputs=given,
-            embedded=np.empty((num_rows, size), self._stored),
-            wide=np.empty((num_rows, _inputs_of(weights.fc) if has_fc else 0), np.float32),
-            states=np.empty((num_rows, size), self._stored) if has_fc else given,
-            paired=np.empty((num_rows, _inputs_of(weights.qkv)), np.float32),
+        stored, none = self._stored, np.empty((0, 0), np.int16)
+        given, x = self._begin(step.token_ids, inputs.to(self._dtype), of_target)
+        scratch = kernel.Scratch(
             x=x,
             h=np.empty((max(num_rows, num_logits), size), np.float32),
-            qkv=np.empty((num_rows, (layer.num_heads + 2 * groups) * layer.head_size), x.dtype),
+            qkv=np.empty((num_rows, (layer.num_heads + 2 * groups) * layer.head_size), stored),
             queries=plan.queries,
             partial=plan.partial,
             tops=plan.tops,
@@ -72,17 +72,17 @@ class CompiledEagle:
             mixed=np.empty((num_rows, layer.num_heads * layer.head_size), np.float32),
             active=np.empty((num_rows, layer.intermediate_size), np.float32),
             logits=np.empty((num_logits, weights.head.shape[1] * PANEL), np.float32),
+            kept=np.empty((0, num_rows, size), stored),
             whole_h=none,
             whole_mixed=none,
             whole_active=none,
             row_scales=np.empty(max(num_rows, num_logits), np.float32),
-            counters=new_counters(kernel.NUM_EAGLE_PHASES),
+            counters=new_counters(kernel.num_phases(1)),
         )
-        part = {"none": 0, "one": given.shape[1], "each": config.target_hidden_size}
         self._workers.run(
-            kernel.eagle_pass,
+            kernel.forward,
             weights,
-            target_kernel.Step(
+            kernel.Step(
                 tokens=step.token_ids.numpy(),
                 positions=plan.positions,
                 branch_at=plan.branch_at,
@@ -95,84 +95,115 @@ class CompiledEagle:
                 kept_layers=np.empty(0, np.int64),
             ),
             scratch,
-            view(cache.keys[0]),
-            view(cache.values[0]),
+            given,
+            view(cache.keys),
+            view(cache.values),
             np.float32(layer.norm_eps),
             np.arange(num_rows),
-            layer.sliding_windows[0] or EVERYTHING,
-            joins,
-            has_fc,
-            part[config.norm_before_fc] if has_fc else 0,
-            config.norm_before_residual,
         )
         logits = torch.from_numpy(scratch.logits)[:, : config.draft_vocab_size]
-        states = torch.from_numpy(x)
-        if self._dtype == torch.bfloat16:
-            states = states.view(torch.bfloat16)
-        return logits, self._norm_output(states) if config.norm_output else states
+        states = _tensor(x)
+        return logits, self._normed("norm", states) if config.norm_output else states
 
-    def _norm_output(self, states: Tensor) -> Tensor:
-        wide = states.float()
+    def _begin(self, token_ids: Tensor, inputs: Tensor, of_target: bool) -> tuple[Array, Array]:
+        """Make what the layer begins with: `given` and x, see `kernels.forward`."""
+        embedded = self._embed(token_ids)  # [N, E]
+        if self.config.generation == 1:
+            joined = torch.cat([embedded, inputs], dim=-1).float()
+            return joined.numpy(), np.empty(embedded.shape, self._stored)
+        state = self._project(inputs) if of_target else inputs
+        normed = self._normed("hidden_norm", state)
+        paired = torch.cat([self._normed("embed_norm", embedded), normed], dim=-1).float()
+        residual = normed if self.config.norm_before_residual else state
+        return paired.numpy(), view(residual.clone())
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        table = self._norms.get("embedding")
+        return self._target.embed(token_ids) if table is None else table[token_ids]
+
+    def _project(self, inputs: Tensor) -> Tensor:
+        """Run EAGLE-3's fc over the target's states, [N, I] -> [N, E]."""
+        how, size = self.config.norm_before_fc, self.config.target_hidden_size
+        if how == "one":
+            inputs = self._normed("fc_norm", inputs)
+        elif how == "each":
+            parts = inputs.split(size, dim=-1)
+            normed = [self._normed(f"fc_norm.{index}", part) for index, part in enumerate(parts)]
+            inputs = torch.cat(normed, dim=-1)
+        out = np.empty((len(inputs), self.config.layer.hidden_size), self._stored)
+        panels, bias = self._fc
+        no_scales = np.zeros((1, 0), np.float32)
+        self._workers.run(
+            matrix_pass, inputs.float().numpy(), panels, bias, no_scales, out, new_counters(1)
+        )
+        return _tensor(out)
+
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.layer.norm_eps)
-        return (wide * scale).to(self._dtype) * self._last_norm
+        return (wide * scale).to(self._dtype) * self._norms[name]
 
-    def _lay_out(self, head: Head, place: HeadPlace) -> kernel.EagleWeights:
-        config, layer, given = self.config, self.config.layer, head.weights
+    def _lay_out(self, head: Head, place: HeadPlace) -> kernel.Weights:
+        """Put the layer and both vocabularies where a model's would be."""
+        config, layer = self.config, self.config.layer
         assert isinstance(place.target, CompiledDecoder)
-
-        def matrix(names: Sequence[str]) -> tuple[Array, Array]:
-            parts = [given[f"{name}.weight"] for name in names]
-            biases = [given.get(f"{name}.bias") for name in names]
-            known = [bias.float() for bias in biases if bias is not None]
-            return self._panels(torch.cat(parts), torch.cat(known) if known else None)
-
-        def norm(*names: str) -> Array:
-            found = [given[f"{name}.weight"] for name in names if f"{name}.weight" in given]
-            joined = torch.cat(found) if found else torch.empty(0)
-            return view(joined.to(self._dtype)[None].contiguous())
-
-        table, table_scales = place.target.embedding_panels
-        if config.own_embeddings:
-            table, _ = self._panels(given["embedding.weight"], None)
-            table_scales = np.zeros((1, 0), np.float32)
+        table, table_scales = place.target.embedding_panels  # nobody reads them here
         if config.own_head or head.draft_ids is not None or place.target.head_panels is None:
             head_panels, head_bias = self._panels(head_weight(head, place.target), None)
         else:
             head_panels, head_bias = place.target.head_panels  # one table, not two
-        fc, fc_bias = matrix(["fc"])
-        qkv, qkv_bias = matrix(["layer.q", "layer.k", "layer.v"])
-        out, out_bias = matrix(["layer.o"])
-        gate_up, gate_up_bias = matrix(["layer.gate", "layer.up"])
-        down, down_bias = matrix(["layer.down"])
+        qkv, qkv_bias = self._matrix(head, ["layer.q", "layer.k", "layer.v"])
+        out, out_bias = self._matrix(head, ["layer.o"])
+        gate_up, gate_up_bias = self._matrix(head, ["layer.gate", "layer.up"])
+        down, down_bias = self._matrix(head, ["layer.down"])
         rotary = Rotary.from_frequencies(rope_frequencies(layer), place.max_positions)
-        num_parts = len(config.feature_layers)
-        self._last_norm = given.get("norm.weight", torch.empty(0)).to(self._dtype)
-        return kernel.EagleWeights(
+        no_scales = np.zeros((1, 0), np.float32)
+        fc, fc_bias = self._fc
+        if config.generation == 3:  # whose fc comes before a norm
+            fc, fc_bias = fc[:, :0].copy(), fc_bias[:, :0].copy()
+        empty = torch.zeros(layer.hidden_size, dtype=self._dtype)
+        ends = [self._norms.get(name, empty) for name in ("input_norm", "norm")]
+        return kernel.Weights(
             embedding=table,
             embedding_scales=table_scales,
-            fc=fc,
-            fc_bias=fc_bias,
-            fc_norm=norm("fc_norm", *(f"fc_norm.{index}" for index in range(num_parts))),
-            embed_norm=norm("embed_norm"),
-            state_norm=norm("hidden_norm", "input_norm"),
             qkv=qkv,
             qkv_bias=qkv_bias,
+            qkv_scales=no_scales,
             out=out,
             out_bias=out_bias,
-            mlp_norms=norm("layer.mlp_norm"),
+            out_scales=no_scales,
             gate_up=gate_up,
             gate_up_bias=gate_up_bias,
+            gate_up_scales=no_scales,
             down=down,
             down_bias=down_bias,
-            last_norms=norm("norm"),
+            down_scales=no_scales,
             head=head_panels,
             head_bias=head_bias,
-            q_norms=norm("layer.q_norm"),
-            k_norms=norm("layer.k_norm"),
-            no_scales=np.zeros((1, 0), np.float32),
+            head_scales=no_scales,
+            input_norms=view(torch.stack(ends)),
+            skips_norm=np.array([not config.input_norm, not config.output_norm]),
+            fc=fc,
+            fc_bias=fc_bias,
+            fc_scales=no_scales,
+            mlp_norms=self._norm("layer.mlp_norm"),
+            q_norms=self._norm("layer.q_norm"),
+            k_norms=self._norm("layer.k_norm"),
+            windows=np.array([layer.sliding_windows[0] or EVERYTHING], np.int64),
             cos=rotary.cos.numpy(),
             sin=rotary.sin.numpy(),
         )
+
+    def _matrix(self, head: Head, names: Sequence[str]) -> tuple[Array, Array]:
+        """Stack matrices that share their input, and their biases."""
+        parts = [head.weights[f"{name}.weight"] for name in names]
+        biases = [head.weights.get(f"{name}.bias") for name in names]
+        known = [bias.float() for bias in biases if bias is not None]
+        return self._panels(torch.cat(parts), torch.cat(known) if known else None)
+
+    def _norm(self, name: str) -> Array:
+        """Lay out the norm of the layer, [1, n], or [1, 0] where it has none."""
+        return view(self._norms.get(name, torch.empty(0, dtype=self._dtype))[None])
 
     def _panels(self, weight: Tensor, bias: Tensor | None) -> tuple[Array, Array]:
         """Put a weight into panels [1, ...], its bias beside it [1, outputs]."""
@@ -193,9 +224,10 @@ class CompiledEagle:
         self.forward(step, cache, torch.zeros(1, width, dtype=self._dtype), of_target=True)
 
 
-def _inputs_of(panels: Array) -> int:
-    pairs = 2 if panels.dtype == np.uint32 else 1
-    return int(panels.shape[2]) * pairs
+def _tensor(array: Array) -> Tensor:
+    """See stored numbers as a tensor: bits as bfloat16."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 def _fits_bf16(weight: Tensor) -> bool:

@@ -4,7 +4,7 @@ Between its layers a pass would otherwise go back to Python some two hundred tim
 other threads as often, which costs more than all norms and activations together. Here a pass is one
 parallel section; `team` says how its parts are shared.
 
-    embed      tokens to rows of x, normed to h
+    embed      tokens to rows of x, normed to h; a draft head's layer is given its rows (`given`)
     qkv        h to queries, keys, values
     rotate     positions into queries and keys; keys and values into the cache
     attend     partial softmax of (rows, KV head, segment of 256 positions)
@@ -24,16 +24,13 @@ it. Logits alone stay float32, as the sums gave them.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from .attention import attend_unit, merge_token, rotate_token
-from .compiling import FAST, compiled
-from .matrix import PANEL
+from .compiling import compiled
 from .phases import (
     add_matrix_phase,
     choose,
@@ -43,25 +40,22 @@ from .phases import (
     prepare,
     round_phase,
 )
+from .rows import embed_token, norm_row
 from .team import finish, take
 from .tiles import TILE_ROWS
-from .vector import narrow, settle, widen
+from .vector import widen
 
 __all__ = [
     "Scratch",
     "Step",
     "Weights",
-    "attend_phase",
-    "embed_token",
     "forward",
     "linear_layers",
-    "merge_phase",
-    "norm_phase",
     "num_phases",
-    "rotate_phase",
 ]
 
 PHASES_PER_LAYER = 11
+FIRST_PHASES = 3  # before the layers
 
 Array = NDArray[Any]
 
@@ -87,9 +81,13 @@ class Weights(NamedTuple):
     head_bias: Array
     head_scales: Array
     input_norms: Array  # [layers + 1, E]; the last one is the final norm
+    skips_norm: Array  # [layers + 1] bool: where a head has none of these, and takes x as it is
     mlp_norms: Array  # [layers, E]
     q_norms: Array  # [layers, D], or [layers, 0] where a model has none
     k_norms: Array
+    fc: Array  # of an EAGLE-1 head, [1, panels, .., 16]: `given` to x; [1, 0, .., 16]: none
+    fc_bias: Array
+    fc_scales: Array
     windows: Array  # [layers] int64: positions that a token sees
     cos: Array  # [positions, D / 2] float32
     sin: Array
@@ -132,42 +130,8 @@ class Scratch(NamedTuple):
 
 
 def num_phases(num_layers: int) -> int:
-    """Count the phases of a pass: two to begin with, those of the layers, one to end."""
-    return 2 + PHASES_PER_LAYER * num_layers + 1
-
-
-@njit(fastmath=FAST, nogil=True)
-def _norm_row(x, t, weights, layer, eps, out, row):
-    """out[row] = RMSNorm(x[t]) * weights[layer], rounded as x is stored."""
-    width = x.shape[1]
-    total = np.float32(0)
-    for i in range(width):
-        value = widen(x[t, i])
-        total += value * value
-    scale = np.float32(1.0) / np.float32(math.sqrt(total / np.float32(width) + eps))
-    for i in range(width):
-        normed = settle(widen(x[t, i]) * scale, x)
-        out[row, i] = settle(normed * widen(weights[layer, i]), x)
-
-
-@njit(nogil=True)
-def embed_token(token, table, scales, x, t):
-    """Read a token's row from panels, in which it is one lane of many vectors."""
-    panel, lane = token // PANEL, token % PANEL
-    width = x.shape[1]
-    if table.shape[3] == 2 * PANEL:  # whole numbers of 8 bits, in pairs
-        scale = scales[0, token]
-        for i in range(width):
-            value = np.float32(table[0, panel, i // 2, 2 * lane + i % 2]) * scale
-            x[t, i] = narrow(np.float32(value), x)
-    elif table.shape[2] * 2 == width:  # two inputs in one number
-        for i in range(table.shape[2]):
-            pair = np.uint32(table[0, panel, i, lane])
-            x[t, 2 * i] = narrow(widen(np.uint16(pair & np.uint32(0xFFFF))), x)
-            x[t, 2 * i + 1] = narrow(widen(np.uint16(pair >> np.uint32(16))), x)
-    else:
-        for i in range(width):
-            x[t, i] = narrow(np.float32(table[0, panel, i, lane]), x)
+    """Count the phases of a pass: some to begin with, those of the layers, one to end."""
+    return FIRST_PHASES + PHASES_PER_LAYER * num_layers + 1
 
 
 @njit(inline="always")
@@ -180,7 +144,7 @@ def _embed_phase(counters, phase, weights, step, scratch, eps):
     while part < parts:
         for t in range(part * chunk, min(num_tokens, (part + 1) * chunk)):
             embed_token(step.tokens[t], weights.embedding, weights.embedding_scales, x, t)
-            _norm_row(x, t, weights.input_norms, 0, eps, h, t)
+            norm_row(x, t, weights.input_norms, 0, eps, h, t)
             prepare(h, t, scratch.whole_h, scratch.row_scales, weights.qkv)
         mine += 1
         part = take(counters, phase)
@@ -188,15 +152,19 @@ def _embed_phase(counters, phase, weights, step, scratch, eps):
 
 
 @njit(inline="always")
-def norm_phase(counters, phase, rows, norms, layer, eps, scratch, packed):
-    """Norm the rows named by `rows`, one after the other into h."""
+def _norm_phase(counters, phase, rows, norms, layer, eps, scratch, packed, skip):
+    """Norm the rows named by `rows`, one after the other into h; `skip`: take them as they are."""
     num_rows, mine = rows.shape[0], 0
     chunk = chunk_of(num_rows)
     parts = (num_rows + chunk - 1) // chunk
     part = take(counters, phase)
     while part < parts:
         for m in range(part * chunk, min(num_rows, (part + 1) * chunk)):
-            _norm_row(scratch.x, rows[m], norms, layer, eps, scratch.h, m)
+            if skip:
+                for i in range(scratch.x.shape[1]):
+                    scratch.h[m, i] = widen(scratch.x[rows[m], i])
+            else:
+                norm_row(scratch.x, rows[m], norms, layer, eps, scratch.h, m)
             prepare(scratch.h, m, scratch.whole_h, scratch.row_scales, packed)
         mine += 1
         part = take(counters, phase)
@@ -204,7 +172,7 @@ def norm_phase(counters, phase, rows, norms, layer, eps, scratch, packed):
 
 
 @njit(inline="always")
-def rotate_phase(counters, phase, weights, step, layer, eps, qkv, keys, values, queries):
+def _rotate_phase(counters, phase, weights, step, layer, eps, qkv, keys, values, queries):
     num_tokens, mine = step.tokens.shape[0], 0
     chunk = chunk_of(num_tokens)
     parts = (num_tokens + chunk - 1) // chunk
@@ -222,7 +190,7 @@ def rotate_phase(counters, phase, weights, step, layer, eps, qkv, keys, values, 
 
 
 @njit(inline="always")
-def attend_phase(counters, phase, step, window, keys, values, scratch):
+def _attend_phase(counters, phase, step, window, keys, values, scratch):
     parts, mine = step.units.shape[0] * keys.shape[1], 0
     part = take(counters, phase)
     while part < parts:
@@ -236,7 +204,7 @@ def attend_phase(counters, phase, step, window, keys, values, scratch):
 
 
 @njit(inline="always")
-def merge_phase(counters, phase, step, share, keys, scratch, packed):
+def _merge_phase(counters, phase, step, share, keys, scratch, packed):
     num_tokens, mine = step.tokens.shape[0], 0
     chunk = chunk_of(num_tokens)
     parts = (num_tokens + chunk - 1) // chunk
@@ -272,41 +240,56 @@ def _keep_phase(counters, phase, step, layers_done, scratch):
 
 
 @compiled(fast=False)
-def forward(weights, step, scratch, all_keys, all_values, eps, everything):
+def forward(weights, step, scratch, given, all_keys, all_values, eps, everything):
     """Take part in a pass until it is done.
 
     all_keys, all_values [layers, ...]: the cache's tensors; eps: float32 of the norms;
-    `everything` names all rows, 0..N-1.
+    `everything` names all rows, 0..N-1. A draft head's layer begins with `given` [N, I] float32
+    (empty for a model): what fc projects to x, or without fc what the first projection reads beside
+    the x that scratch holds.
     """
     counters, x, row_scales = scratch.counters, scratch.x, scratch.row_scales
     num_tokens, num_layers = step.tokens.shape[0], weights.qkv.shape[0]
     share = (scratch.queries.shape[1] - TILE_ROWS) // num_tokens
     width = x.shape[1]
     h = choose(scratch.h, scratch.whole_h, weights.qkv)
+    first = choose(given, scratch.whole_h, weights.qkv)
+    is_head, has_fc = given.shape[0] > 0, weights.fc.shape[1] > 0
     mixed = choose(scratch.mixed, scratch.whole_mixed, weights.out)
     active = choose(scratch.active, scratch.whole_active, weights.down)
-    _embed_phase(counters, 0, weights, step, scratch, eps)
-    _keep_phase(counters, 1, step, 0, scratch)
+    if not is_head:
+        _embed_phase(counters, 0, weights, step, scratch, eps)
+    elif has_fc:
+        matrix_phase(
+            counters, 0, first, row_scales, num_tokens, weights.fc, weights.fc_scales, 0,
+            weights.fc_bias, x, width,
+        )  # fmt: skip
+        _norm_phase(
+            counters, 1, everything, weights.input_norms, 0, eps, scratch, weights.qkv,
+            weights.skips_norm[0],
+        )  # fmt: skip
+    _keep_phase(counters, 2, step, 0, scratch)
     for layer in range(num_layers):
-        phase = 2 + PHASES_PER_LAYER * layer
+        phase = FIRST_PHASES + PHASES_PER_LAYER * layer
         keys, values = all_keys[layer], all_values[layer]
         matrix_phase(
-            counters, phase, h, row_scales, num_tokens, weights.qkv, weights.qkv_scales, layer,
-            weights.qkv_bias, scratch.qkv, scratch.qkv.shape[1],
+            counters, phase, first if is_head and not has_fc else h, row_scales, num_tokens,
+            weights.qkv, weights.qkv_scales, layer, weights.qkv_bias, scratch.qkv,
+            scratch.qkv.shape[1],
         )  # fmt: skip
-        rotate_phase(
+        _rotate_phase(
             counters, phase + 1, weights, step, layer, eps, scratch.qkv, keys, values,
             scratch.queries,
         )  # fmt: skip
-        attend_phase(counters, phase + 2, step, weights.windows[layer], keys, values, scratch)
-        merge_phase(counters, phase + 3, step, share, keys, scratch, weights.out)
+        _attend_phase(counters, phase + 2, step, weights.windows[layer], keys, values, scratch)
+        _merge_phase(counters, phase + 3, step, share, keys, scratch, weights.out)
         add_matrix_phase(
             counters, phase + 4, mixed, row_scales, num_tokens, weights.out, weights.out_scales,
             layer, weights.out_bias, x, width,
         )  # fmt: skip
-        norm_phase(
+        _norm_phase(
             counters, phase + 5, everything, weights.mlp_norms, layer, eps, scratch,
-            weights.gate_up,
+            weights.gate_up, False,
         )  # fmt: skip
         gate_phase(
             counters, phase + 6, h, row_scales, num_tokens, weights.gate_up,
@@ -319,13 +302,14 @@ def forward(weights, step, scratch, all_keys, all_values, eps, everything):
         )  # fmt: skip
         _keep_phase(counters, phase + 9, step, layer + 1, scratch)
         rows = everything if layer + 1 < num_layers else step.logit_rows
-        norm_phase(
-            counters, phase + 10, rows, weights.input_norms, layer + 1, eps, scratch, weights.head
-        )
+        _norm_phase(
+            counters, phase + 10, rows, weights.input_norms, layer + 1, eps, scratch, weights.head,
+            weights.skips_norm[layer + 1],
+        )  # fmt: skip
     matrix_phase(
-        counters, 2 + PHASES_PER_LAYER * num_layers, h, row_scales, step.logit_rows.shape[0],
-        weights.head, weights.head_scales, 0, weights.head_bias, scratch.logits,
-        scratch.logits.shape[1],
+        counters, FIRST_PHASES + PHASES_PER_LAYER * num_layers, h, row_scales,
+        step.logit_rows.shape[0], weights.head, weights.head_scales, 0, weights.head_bias,
+        scratch.logits, scratch.logits.shape[1],
     )  # fmt: skip
 
 

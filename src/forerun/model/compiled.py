@@ -59,9 +59,9 @@ class CompiledDecoder:
         self._workers = shared_workers(num_threads)
         self._weights = _read_weights(config, weights, dtype, max_positions, quantize)
         self._whole = quantize == "int8"
+        self._stored: type[np.generic] = np.uint16 if dtype == torch.bfloat16 else np.float32
         norms = torch.from_numpy(self._weights.input_norms[-1])
         self._final_norm = norms.view(torch.bfloat16) if dtype == torch.bfloat16 else norms
-        self._stored = np.uint16 if dtype == torch.bfloat16 else np.float32
         self._compile()
 
     @property
@@ -133,6 +133,7 @@ class CompiledDecoder:
                 row_scales=np.empty(max(num_rows, num_logits), np.float32),
                 counters=new_counters(kernel.num_phases(config.num_layers)),
             ),
+            np.empty((0, 0), np.float32),
             view(cache.keys),
             view(cache.values),
             np.float32(config.norm_eps),
@@ -302,6 +303,10 @@ def _read_weights(
         mlp_norms=view(mlp_norms),
         q_norms=view(q_norms),
         k_norms=view(k_norms),
+        skips_norm=np.zeros(layers + 1, np.bool_),
+        fc=np.ascontiguousarray(qkv.panels[:1, :0]),
+        fc_bias=np.ascontiguousarray(qkv.bias[:1, :0]),
+        fc_scales=np.ascontiguousarray(qkv.scales[:1, :0]),
         windows=np.array(windows, np.int64),
         cos=rotary.cos.numpy(),
         sin=rotary.sin.numpy(),

@@ -82,7 +82,8 @@ class Histogram:
 class DraftTable:
     """How often each (method, drafted, accepted) came up among the requests of all steps.
 
-    Everything that is said of drafts follows from it, so no two numbers can disagree. Its size is
+    All that is said of drafts follows from it, so no two numbers can disagree; but for how deep
+    drafts were, which of trees it does not tell. Its size is
     bounded by the methods and the longest draft.
     """
 
@@ -90,12 +91,14 @@ class DraftTable:
         self.methods = LabelSet(methods)
         self.num_emitted = 0
         self._rows: dict[tuple[str, int, int], int] = dict.fromkeys(((m, 0, 0) for m in methods), 0)
+        self._reached: dict[int, int] = {}  # positions of a draft, which a tree has fewer of
 
     def count(self, row: SampledRow) -> str:
         """Count one request's part of a step; say under which method."""
         method = self.methods.admit(row.method)
         key = (method, row.num_drafted, row.num_accepted)
         self._rows[key] = self._rows.get(key, 0) + 1
+        self._reached[row.num_positions] = self._reached.get(row.num_positions, 0) + 1
         self.num_emitted += row.num_emitted
         return method
 
@@ -131,7 +134,7 @@ class DraftTable:
 
     def offered_by_position(self, at_least: int = 0) -> list[int]:
         """Count the drafts that reached position i, for at least so many positions."""
-        return _reaching([(key[1], times) for key, times in self._rows.items()], at_least)
+        return _reaching(list(self._reached.items()), at_least)
 
     def accepted_by_position(self, at_least: int = 0) -> list[int]:
         """Count the drafts of which position i was kept, for at least so many positions."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.draft import suffix
-from forerun.draft.suffix import SuffixDrafter, SuffixTree
+from forerun.draft.suffix import Evidence, SuffixDrafter, follow
+from forerun.draft.suffix_tree import DEPTH, SuffixTree
 from forerun.types import DraftRequest
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=50)
 
 
-def slow_guess(tokens: Sequence[int], most: int, least: float) -> list[int]:
+def slow_guess(tokens: Sequence[int], most: int, least: float, depth: int = DEPTH) -> list[int]:
     """Count what followed each place that looks like the end; the draft is no evidence of itself.
 
     The draft's next run may not be longer than what the run before it, and one token, explain.
     """
-    text, draft, likely, longest = list(tokens), [], 1.0, suffix.DEPTH
+    text, draft, likely, longest = list(tokens), [], 1.0, depth
     while len(draft) < most:
         for length in range(min(longest, len(text) + len(draft)), 0, -1):
             run = [*text, *draft][-length:]
@@ -41,7 +41,7 @@ def slow_guess(tokens: Sequence[int], most: int, least: float) -> list[int]:
         if likely < least:
             return draft
         draft.append(best)
-        longest = min(length + 1, suffix.DEPTH)
+        longest = min(length + 1, depth)
     return draft
 
 
@@ -66,13 +66,13 @@ def started(*request_ids: int) -> SuffixDrafter:
     depth=st.integers(1, 9),
 )
 def test_it_equals_counting_in_the_whole_text(tokens, growth, most, least, depth):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "DEPTH", depth)
-        tree, tokens = SuffixTree(), list(tokens)
-        for more in [[], *growth]:
-            tokens.extend(more)
-            tree.extend(tokens)
-            assert tree.guess(most, least) == slow_guess(tokens, most, least)
+    tree, tokens = SuffixTree(depth), list(tokens)
+    tree.extend(tokens)
+    for more in [[], *growth]:
+        tokens.extend(more)
+        tree.extend(more)
+        draft = [token for token, _ in follow([Evidence(tree)], tokens, most, least)]
+        assert draft == slow_guess(tokens, most, least, depth)
 
 
 def test_what_came_more_often_wins_over_what_came_last():

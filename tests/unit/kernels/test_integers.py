@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from reference.tiny_models import make_decoder, random_prompt, run_decoder, save_tiny_model
 
 from forerun.errors import ConfigError
-from forerun.kernels.forward import embed_token
 from forerun.kernels.integers import WEIGHT_LIMIT, round_row
 from forerun.kernels.matrix import PANEL, add_product, product
+from forerun.kernels.rows import embed_token
 from forerun.model.loader import open_model
 from forerun.model.panels import allocate, fill, quantise
 

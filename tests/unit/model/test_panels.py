@@ -7,7 +7,7 @@ import pytest
 import torch
 from reference.tiny_models import Altered, make_decoder, random_prompt, run_decoder, save_tiny_model
 
-from forerun.kernels.forward import embed_token
+from forerun.kernels.rows import embed_token
 from forerun.model.loader import open_model
 from forerun.model.panels import PANEL, all_fit_bf16, allocate, fill
 
