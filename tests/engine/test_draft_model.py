@@ -327,7 +327,7 @@ def test_a_shorter_context_than_the_targets_ends_drafts(tiny, prompts, tmp_path,
     reach = [len(tokens) + len(draft) for _, tokens, draft in bench.watched.seen if draft]
     assert max(reach) == 33, "the last draft token needs no position"
     assert bench.drafter.skipped == {"context_end": 3}
-    assert [r.message for r in caplog.records if "context of 32" in r.message] != []
+    assert [r.message for r in caplog.records if "the draft model, 32 positions" in r.message] != []
     assert bench.drafter.cache.num_free == bench.drafter.cache.num_blocks
 
 
@@ -339,7 +339,9 @@ def test_requests_that_find_no_block_decode_plainly(tiny, prompts, shaken, caplo
     assert_plain(tiny, bench.seen)
     assert bench.accepted > 0
     assert bench.drafter.skipped["no_block"] > 1
-    assert len([r for r in caplog.records if "cache of 16 blocks is full" in r.message]) == 1
+    assert (
+        len([r for r in caplog.records if "the draft model, 16 blocks, is full" in r.message]) == 1
+    )
 
 
 def rows_of(bench):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -219,7 +218,3 @@ def save_reciter(folder: Path, tokenizer: Tokenizer, text: str = TEXT, **options
 
     change_weights(folder, recite)
     return folder
-
-
-def with_temperature(params, temperature: float):
-    return replace(params, temperature=temperature)

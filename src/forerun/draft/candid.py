@@ -48,5 +48,5 @@ class Guess:
 class Candid(Protocol):
     """A drafter that can be asked about one request, at the cost of a look-up."""
 
-    def guess(self, request: DraftRequest) -> Guess:
+    def guess_with_chances(self, request: DraftRequest) -> Guess:
         """Guess with chances, further than `propose` would where rows are dear."""

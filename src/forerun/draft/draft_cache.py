@@ -36,9 +36,17 @@ class _Held:
 class DraftCache:
     """Who owns which block of a draft model's cache, and what lies in it. No tensors here."""
 
-    def __init__(self, num_blocks: int, block_size: int, scrub: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        scrub: Callable[[int, int], None],
+        *,
+        share_prefixes: bool = True,
+    ) -> None:
         """`scrub(block, offset)` zeroes a block from an offset on."""
         self._pool = BlockPool(num_blocks, block_size)
+        self._share_prefixes = share_prefixes
         self._scrub_block = scrub
         self._held: dict[int, _Held] = {}
         self._turn = 0
@@ -139,6 +147,8 @@ class DraftCache:
         """Take over the computed blocks of an equal beginning."""
         size = self._pool.block_size
         del held.hashes[:]
+        if not self._share_prefixes:
+            return
         hashes = (self._hash(held, index, tokens) for index in range((len(tokens) - 1) // size))
         held.blocks = self._pool.find_prefix(hashes)
         self._pool.share(held.blocks)

@@ -121,7 +121,7 @@ class Member:
 
     def _ask_candid(self, drafter: Candid, request: DraftRequest) -> Guess | Drawn:
         try:
-            return drafter.guess(request)
+            return drafter.guess_with_chances(request)
         except Exception as error:  # noqa: BLE001
             self._give_up(request.request_id, "propose_failed", error)
             return Guess()

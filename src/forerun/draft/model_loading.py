@@ -79,7 +79,9 @@ def _load(
     size = setting.block_size
     num_blocks = count_blocks(setting, decoder.cache_shape(size), max_positions)
     network = DraftNetwork(decoder, num_blocks, size)
-    return network, DraftCache(num_blocks, size, network.scrub)
+    return network, DraftCache(
+        num_blocks, size, network.scrub, share_prefixes=setting.share_prefixes
+    )
 
 
 def _target_side(setting: DraftSetting) -> Side:

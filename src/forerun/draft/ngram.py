@@ -51,7 +51,7 @@ class NgramDrafter:
     def finish(self, request_id: int) -> None:
         self._indexes.pop(request_id, None)
 
-    def guess(self, request: DraftRequest) -> Guess:
+    def guess_with_chances(self, request: DraftRequest) -> Guess:
         """Follow the match while it is at all likely to hold, and say how likely (`candid`)."""
         place = self._find(request)
         if place is None:

@@ -14,7 +14,6 @@ output.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +25,7 @@ from .base import Abilities, Drafter, make_drafter
 from .candid import Guess
 from .member import Drawn, Member
 from .merging import Choice, GuessTree
-from .outlook import Outlook
+from .outlook import Outlook, Prospect
 from .setting import DraftSetting
 from .tallies import Record, Tallies
 from .worth import least_chance, share_of_pass
@@ -41,9 +40,9 @@ class _State:
     """What is known of a request."""
 
     record: Record
+    prospects: dict[int, Prospect]  # of drafters that run a network
     tree: GuessTree | None = None  # what was guessed in this step
     asked: dict[int, tuple[Guess, int]] = field(default_factory=dict)  # in this step: guess, limit
-    num_asked: Counter[int] = field(default_factory=Counter)  # by drafter, ever
 
 
 class RoutingDrafter:
@@ -54,9 +53,7 @@ class RoutingDrafter:
     ) -> None:
         self._members = [Member(name, drafter, clock) for name, drafter in members.items()]
         self._outlooks = {
-            index: Outlook(index)
-            for index, member in enumerate(self._members)
-            if not member.is_free
+            index: Outlook() for index, member in enumerate(self._members) if not member.is_free
         }
         self.abilities = _unite([member.abilities for member in self._members])
         self._traffic = Tallies()
@@ -77,7 +74,9 @@ class RoutingDrafter:
         }
 
     def start(self, request: DraftRequest) -> None:
-        self._requests[request.request_id] = _State(Record(self._traffic))
+        self._requests[request.request_id] = _State(
+            Record(self._traffic), {index: Prospect() for index in self._outlooks}
+        )
         for member in self._members:
             member.start(request)
 
@@ -108,7 +107,8 @@ class RoutingDrafter:
             if state.tree is not None:
                 state.tree.score(outcome.emitted, state.record)
             for index, (guess, limit) in state.asked.items():
-                self._outlooks[index].score(guess, limit, outcome.emitted, state.record)
+                prospect = state.prospects[index]
+                self._outlooks[index].score(guess, limit, outcome.emitted, prospect)
             state.tree, state.asked = None, {}
         for member in self._members:
             member.observe(outcomes, features)
@@ -149,40 +149,39 @@ class RoutingDrafter:
     ) -> dict[int, list[int]]:
         """Say who else is asked about which requests: drafter -> places in the batch."""
         asked: dict[int, list[int]] = {}
-        idle: dict[int, list[int]] = {}
         for place, (request, state) in enumerate(zip(requests, states, strict=True)):
+            able = [
+                index
+                for index in self._outlooks
+                if request.max_draft and not self._members[index].failure(request.request_id)
+            ]
             best, value = None, choices[place].worth
-            for member in self._outlooks:
-                if request.max_draft == 0 or self._members[member].failure(request.request_id):
-                    continue
-                idle.setdefault(member, []).append(place)
-                own = self._expect(member, request, state, share, len(requests))
+            for index in able:
+                self._outlooks[index].note_step(state.prospects[index])
+                own = self._expect(index, request, state, share, len(requests))
                 if own > value:
-                    best, value = member, own
+                    best, value = index, own
             if best is not None:
+                self._outlooks[best].note_worth(state.prospects[best])
                 asked.setdefault(best, []).append(place)
-                self._outlooks[best].note_worth()
-        taken = {place for places in asked.values() for place in places}
-        for member, places in idle.items():
-            free = [place for place in places if place not in taken]
-            if free and self._outlooks[member].is_due(
-                len(free), self._cost(member, requests[free[0]], 1)
-            ):
-                turn = min(free, key=lambda place: states[place].num_asked[member])
-                asked.setdefault(member, []).append(turn)
-                taken.add(turn)
-        for member, places in asked.items():
-            for place in places:
-                states[place].num_asked[member] += 1
+                continue
+            for index in able:
+                cost = self._cost(index, request, 1)
+                if self._outlooks[index].is_due(state.prospects[index], cost):
+                    self._outlooks[index].note_turn(state.prospects[index], cost)
+                    asked.setdefault(index, []).append(place)
+                    break
         return asked
 
     def _expect(
-        self, member: int, request: DraftRequest, state: _State, share: float, num_requests: int
+        self, index: int, request: DraftRequest, state: _State, share: float, num_requests: int
     ) -> float:
         """Rate a step in which a drafter is asked, before it is."""
-        cost = self._cost(member, request, num_requests)
-        sampled = self._members[member].abilities.gives_probs and request.params.temperature > 0
-        return self._outlooks[member].worth(request, state.record, share, cost, whole=sampled)
+        cost = self._cost(index, request, num_requests)
+        whole = self._members[index].abilities.gives_probs and request.params.temperature > 0
+        return self._outlooks[index].worth(
+            request, state.prospects[index], share, cost, whole=whole
+        )
 
     def _choose_again(
         self,
@@ -197,7 +196,7 @@ class RoutingDrafter:
         assert state.tree is not None
         plain = guess if isinstance(guess, Guess) else Guess(guess.tokens)
         state.asked[member] = plain, request.max_draft
-        self._outlooks[member].note(plain)
+        self._outlooks[member].note_guess(plain)
         if isinstance(guess, Guess):
             state.tree.add(member, guess)
             state.tree.weigh(state.record, least_chance(request.row_cost, share))

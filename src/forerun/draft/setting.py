@@ -26,3 +26,4 @@ class DraftSetting:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    share_prefixes: bool  # whether requests with the same beginning share cache blocks

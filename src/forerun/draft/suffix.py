@@ -76,7 +76,7 @@ class SuffixDrafter:
         if seen is not None and self._store is not None:
             self._store.add(seen.salt, seen.tokens[seen.num_prompt :])
 
-    def guess(self, request: DraftRequest) -> Guess:
+    def guess_with_chances(self, request: DraftRequest) -> Guess:
         """Guess down to the least likely token, and say how likely each is (`candid`)."""
         tokens, chances, holds = [], [], 1.0
         for token, likely in self._follow(request, max(LEAST_SAID, request.row_cost / 2)):

@@ -140,6 +140,7 @@ def set_up(files: ModelFiles, config: EngineConfig, faults: Faults | None = None
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=max_model_len,
+            share_prefixes=config.enable_prefix_caching,
         ),
         scheduler=scheduler,
         max_model_len=max_model_len,

@@ -17,9 +17,9 @@ class Fake:
     A value depends on all tokens before, as keys and values do; "NaN" stands for itself.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, share_prefixes: bool = True) -> None:
         self.cells: dict[tuple[int, int], object] = {}
-        self.cache = DraftCache(num_blocks, SIZE, self.scrub)
+        self.cache = DraftCache(num_blocks, SIZE, self.scrub, share_prefixes=share_prefixes)
 
     def scrub(self, block: int, offset: int) -> None:
         for each in range(offset, SIZE):
@@ -66,6 +66,16 @@ def test_accepted_drafts_stay_and_rejected_ones_go():
     fake.compute(1, [1, 2, 3], drafted=(4, 5, 6))
     assert fake.compute(1, [1, 2, 3, 4, 5, 9, 9], 3, drafted=(7,)) == 5
     assert fake.compute(1, [1, 2, 3, 4, 5, 9, 9, 8], 7) == 7
+
+
+def test_nothing_is_taken_over_where_the_engine_shares_nothing():
+    fake = Fake(16, share_prefixes=False)
+    for key in (1, 2):
+        fake.cache.start(key, "")
+    tokens = list(range(10))
+    fake.compute(1, tokens)
+    assert fake.compute(2, tokens) == 0
+    assert fake.compute(1, [*tokens, 10], 10) == 9
 
 
 def test_an_equal_beginning_is_taken_over_and_never_written():
