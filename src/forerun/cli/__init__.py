@@ -20,6 +20,7 @@ from .failures import run
 from .generate import generate
 from .pull import pull
 from .serve import serve
+from .train import train
 
 __all__ = ["app", "main"]
 
@@ -51,7 +52,7 @@ def _forerun(
     """Take the options that stand before a command."""
 
 
-for command in (pull, generate, chat, serve, demo, certify, convert):
+for command in (pull, generate, chat, serve, demo, certify, convert, train):
     app.command()(command)
 
 

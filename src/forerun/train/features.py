@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cache.kv_cache import KVCache
+from ..errors import ConfigError
 from ..model.decoder import KEY_BLOCK, Decoder
 from ..types import FeatureSpec, ForwardInput
 from .feature_store import FeatureStore, RowFeatures, bytes_per_position
@@ -49,7 +50,12 @@ def compute_features(
     store: FeatureStore,
     report: Callable[[FeatureProgress], None] = lambda progress: None,
 ) -> None:
-    """Add the features of rows that the store lacks. A killed run goes on where it was."""
+    """Add the features of rows that the store lacks. A killed run goes on where it was.
+
+    Raises:
+        ConfigError: rows hold tokens that the target does not have.
+    """
+    _check_tokens(rows, target)
     missing = [row for row in rows if row.id not in store]
     total = sum(_length(row) for row in rows)
     per_position = bytes_per_position(target.config.hidden_size, store.layers)
@@ -65,6 +71,17 @@ def compute_features(
         store.add([row.id for row in group], reader.read(group))
         done += sum(_length(row) for row in group)
         tell((done - new) / (time.perf_counter() - begin_s))
+
+
+def _check_tokens(rows: Sequence[Row], target: Target) -> None:
+    most = target.config.vocab_size
+    for row in rows:
+        largest = max(_tokens(row), default=0)
+        if largest >= most:
+            raise ConfigError(
+                f"row {row.id} holds token {largest}, {target.name} has {most}: the rows are "
+                "another model's; make rows with the model that the head is for"
+            )
 
 
 def _length(row: Row) -> int:

@@ -75,7 +75,7 @@ def test_nothing_is_taken_over_where_the_engine_shares_nothing():
     tokens = list(range(10))
     fake.compute(1, tokens)
     assert fake.compute(2, tokens) == 0
-    assert fake.compute(1, [*tokens, 10], 10) == 9
+    assert fake.compute(1, [*tokens, 10], 10) == 10
 
 
 def test_an_equal_beginning_is_taken_over_and_never_written():
