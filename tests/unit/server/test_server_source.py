@@ -21,6 +21,11 @@ FORBIDDEN_ATTRIBUTES = {
 }  # fmt: skip
 
 
+# Makes safetensors of what others have pickled, for the command line alone; the weights-only reader
+# of torch, which its tests give pickles that run code.
+CONVERTS = "heads/convert.py"
+
+
 def files(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     for folder in folders or ("",):
         for path in sorted((SOURCE / folder).rglob("*.py")):
@@ -39,7 +44,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_nothing_reads_pickles_or_runs_code() -> None:
     found = []
     for name, tree in files():
-        if name in TRIALS:
+        if name in TRIALS or name == CONVERTS:
             continue
         found += [f"{name}:{line} imports {what}" for line, what in imported(tree)
                   if what in FORBIDDEN_IMPORTS - {"subprocess"}]  # fmt: skip
@@ -55,6 +60,29 @@ def test_nothing_reads_pickles_or_runs_code() -> None:
                 if (last, function.attr) in FORBIDDEN_ATTRIBUTES:
                     found.append(f"{name}:{node.lineno} calls {last}.{function.attr}")
     assert not found
+
+
+def test_what_converts_pickles_reads_weights_only_and_nobody_else_uses_it() -> None:
+    tree = ast.parse((SOURCE / CONVERTS).read_text())
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert len(calls) == 1
+    options = {each.arg: ast.unparse(each.value) for each in calls[0].keywords}
+    assert options["weights_only"] == "True"
+    unpickling = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not [each for each in unpickling if each.startswith("pickle.")]
+    users = [
+        name
+        for name, other in files()
+        if any(
+            isinstance(node, ast.ImportFrom) and (node.module or "").endswith("heads.convert")
+            for node in ast.walk(other)
+        )
+    ]
+    assert users == ["cli/convert.py"]
 
 
 @pytest.mark.parametrize("folder", ["server", "engine", "text", "sampling", "draft"])
