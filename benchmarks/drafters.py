@@ -1,15 +1,20 @@
-"""What each drafter is worth, by kind of prompt: tokens/s, acceptance by position, cost of a draft.
+"""What each drafter is worth at batch 1, by group of prompts: speed, acceptance, and what it costs.
 
-One engine answers every prompt with every drafter in turn, `none` among them, again and again in
-another order: nothing differs but who guesses, and a machine that drifts drifts for all. Sampled
-runs have a seed, so deterministic drafters give the same text, which is checked.
+Every prompt is answered by every drafter in turn, in one process and on one engine whose drafter is
+exchanged between requests; who begins changes from round to round. So drift hits all alike.
 
-    speed     decode tokens per second against plain decoding's, of the same prompts' totals
-    tok/pass  mean acceptance length: tokens per pass, the target's own included
-    c         seconds that drafting takes in a step, in plain passes
-    by depth  of the drafts that were right so far, how many were right at the next position
+    tok/s      tokens after the first by the seconds they took; of the rounds' totals the median
+    x plain    the same against drafter `none` in the same round: median, least and most
+    tok/pass   emitted tokens by passes, the target's own included
+    c          seconds of drafting for each pass, by the seconds of a pass without drafts
+    a1 a2 ..   of the drafts that held up to position i - 1, how many held at i as well
 
-    python benchmarks/drafters.py --prompts FILE.jsonl --limit 3 --drafters ngram,suffix,auto
+    python benchmarks/drafters.py [--prompts FILE --limit 4] [--drafters ngram,suffix,auto]
+        [--temperatures 0,0.8]
+
+A drafter with a model or head of its own is written name:MODEL (`eagle:heads/mine`), and so is
+`auto` with one. Prints a table for each temperature and group, and one JSON object with provenance
+as the last line.
 """
 
 from __future__ import annotations
@@ -18,239 +23,206 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forerun.config import SpeculationConfig
-from forerun.draft.base import Abilities, Drafter, NoDrafter, make_drafter
-from forerun.engine.engine import Engine
+from forerun.draft.base import Drafter, NoDrafter, make_drafter
 from forerun.engine.results import GenerationResult
+from forerun.engine.stats import SampledRow, StepReport
+from forerun.measure.certify.bench import Ask, CertifyBench
 from forerun.measure.prompts import DEMO_PROMPTS, DemoPrompt, read_prompts
 from forerun.measure.provenance import provenance
 from forerun.params import SamplingParams
-from forerun.types import DraftRequest, Features, Proposal, RequestOutcome
 
 PLAIN = "none"
+POSITIONS = 4  # whose acceptance the table shows; the JSON has all
+ALL = "all groups"
 
 
-class Exchangeable:
-    """Passes everything on to the drafter whose turn it is."""
+@dataclass(frozen=True)
+class Contestant:
+    """A drafter by name, and the model or head that it is to use."""
 
-    def __init__(self) -> None:
-        self.current: Drafter = NoDrafter()
+    name: str
+    model: str | None = None
 
-    @property
-    def abilities(self) -> Abilities:
-        return self.current.abilities
+    @staticmethod
+    def parse(text: str) -> Contestant:
+        name, _, model = text.partition(":")
+        return Contestant(name, model or None)
 
-    def start(self, request: DraftRequest) -> None:
-        self.current.start(request)
+    def __str__(self) -> str:
+        return self.name if self.model is None else f"{self.name}:{Path(self.model).name}"
 
-    def propose(self, requests: Sequence[DraftRequest]) -> Proposal:
-        return self.current.propose(requests)
-
-    def observe(self, outcomes: Sequence[RequestOutcome], features: Features | None) -> None:
-        self.current.observe(outcomes, features)
-
-    def finish(self, request_id: int) -> None:
-        self.current.finish(request_id)
+    def config(self, max_draft: int) -> SpeculationConfig:
+        return SpeculationConfig(drafter=self.name, model=self.model, max_draft=max_draft)
 
 
 @dataclass
-class Sums:
-    """What the runs of one drafter on one group add up to."""
+class Runs:
+    """All answers of one drafter to one group's prompts, at one temperature."""
 
-    seconds: list[float] = field(default_factory=list)  # of each round
+    seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))  # by round
+    num_timed: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # tokens
+    rows: list[tuple[int, int]] = field(default_factory=list)  # positions drafted, accepted
     num_emitted: int = 0
     num_steps: int = 0
     draft_s: float = 0.0
-    offered: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, result: GenerationResult, round_number: int) -> None:
+    def add(self, round_number: int, result: GenerationResult, rows: Iterable[SampledRow]) -> None:
         stats = result.stats
-        while len(self.seconds) <= round_number:
-            self.seconds.append(0.0)
         self.seconds[round_number] += stats.e2e_s - stats.ttft_s
+        self.num_timed[round_number] += stats.num_emitted - 1
+        self.rows += [(row.num_positions, row.num_accepted) for row in rows]
         self.num_emitted += stats.num_emitted
         self.num_steps += stats.num_steps
         self.draft_s += stats.draft_s
-        for total, counts in (
-            (self.offered, stats.offered_by_position),
-            (self.accepted, stats.accepted_by_position),
-        ):
-            total.extend([0] * (len(counts) - len(total)))
-            for index, count in enumerate(counts):
-                total[index] += count
+        for reason, count in stats.drafter_faults.items():
+            self.faults[reason] += count
 
-    def by_depth(self) -> list[float]:
-        """Accepted / reached at each position: a draft that ended before it did not reach it."""
-        reached = [
-            self.offered[:1],
-            *([a, o] for a, o in zip(self.accepted, self.offered[1:], strict=False)),
-        ]
-        return [
-            accepted / max(1, min(each))
-            for accepted, each in zip(self.accepted, reached, strict=False)
-            if each
-        ]
+    def rates(self) -> list[float]:
+        """Tokens per second, round by round."""
+        return [self.num_timed[each] / self.seconds[each] for each in sorted(self.seconds)]
+
+    def acceptance(self) -> list[float]:
+        """Of the drafts that held up to a position, the part that held there as well."""
+        found = []
+        for position in range(1, max((drafted for drafted, _ in self.rows), default=0) + 1):
+            tried = [kept for drafted, kept in self.rows if drafted >= position <= kept + 1]
+            if not tried:
+                break
+            found.append(sum(kept >= position for kept in tried) / len(tried))
+        return found
+
+
+def summary(runs: Runs, plain: Runs) -> dict[str, Any]:
+    """Say what a drafter was worth beside plain decoding."""
+    rates, plain_rates = runs.rates(), plain.rates()
+    ratios = [rate / other for rate, other in zip(rates, plain_rates, strict=True)]
+    plain_pass_s = 1 / statistics.median(plain_rates)
+    return {
+        "tokens_per_s": statistics.median(rates),
+        "x_plain": statistics.median(ratios),
+        "x_plain_spread": [min(ratios), max(ratios)],
+        "mean_acceptance_length": runs.num_emitted / runs.num_steps,
+        "draft_cost_ratio": runs.draft_s / runs.num_steps / plain_pass_s,
+        "num_drafted_per_pass": sum(drafted for drafted, _ in runs.rows) / runs.num_steps,
+        "acceptance_by_position": runs.acceptance(),
+        "faults": dict(runs.faults),
+    }
+
+
+Table = dict[str, dict[str, Runs]]  # group -> drafter -> what it did
+
+
+class Race:
+    """The engine, the drafters, and who answers next."""
+
+    def __init__(self, bench: CertifyBench, contestants: Sequence[Contestant], max_draft: int):
+        self._bench = bench
+        self._rows: list[SampledRow] = []
+        self.drafters: dict[str, Drafter] = {PLAIN: NoDrafter()}
+        engine = bench.engine
+        for each in contestants:
+            config = each.config(max_draft)
+            # In the engine's thread: there whatever computes must be loaded.
+            self.drafters[str(each)] = engine.call(
+                lambda _, config=config: make_drafter(config, engine.machinery.setting)
+            ).result()
+        engine.observe(self._watch)
+
+    def run(self, prompts: Sequence[DemoPrompt], params: SamplingParams, num_rounds: int) -> Table:
+        names = list(self.drafters)
+        for name in names:  # code is compiled, memory touched
+            self._answer(name, prompts[0], params)
+        table: Table = {}
+        turn = 0
+        for round_number in range(num_rounds):
+            for prompt in prompts:
+                for name in [*names[turn % len(names) :], *names[: turn % len(names)]]:
+                    result = self._answer(name, prompt, params)
+                    for group in (prompt.title, ALL):
+                        runs = table.setdefault(group, {}).setdefault(name, Runs())
+                        runs.add(round_number, result, self._rows)
+                turn += 1
+                print(".", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        return table
+
+    def _answer(self, name: str, prompt: DemoPrompt, params: SamplingParams) -> GenerationResult:
+        self._bench.use(self.drafters[name])
+        self._rows.clear()
+        (result,) = self._bench.run([Ask(list(prompt.messages), params)], batch=1)
+        return result
+
+    def _watch(self, report: StepReport) -> None:
+        self._rows.extend(report.sampled)
+
+
+def show(title: str, own: Mapping[str, Mapping[str, Any]]) -> None:
+    heads = f"{'tok/s':>8}{'x plain':>9}{'spread':>14}{'tok/pass':>10}{'c':>8}"
+    heads += "".join(f"{f'a{i + 1}':>6}" for i in range(POSITIONS))
+    print(f"\n{title:<24}{heads}")
+    for name, each in own.items():
+        low, high = each["x_plain_spread"]
+        line = f"{each['tokens_per_s']:>8.1f}{each['x_plain']:>9.2f}{low:>8.2f}-{high:.2f}".ljust(
+            31
+        )
+        line += f"{each['mean_acceptance_length']:>10.2f}{each['draft_cost_ratio']:>8.3f}"
+        line += "".join(f"{rate:>6.2f}" for rate in each["acceptance_by_position"][:POSITIONS])
+        print(f"{name:<24}{line}" + (f"  faults: {each['faults']}" if each["faults"] else ""))
+
+
+def race(args: argparse.Namespace, prompts: Sequence[DemoPrompt]) -> dict[str, Any]:
+    contestants = [Contestant.parse(text) for text in args.drafters.split(",")]
+    contestants = [each for each in contestants if each.name != PLAIN]
+    results: dict[str, Any] = {}
+    plain = SpeculationConfig(drafter=PLAIN, max_draft=args.draft_tokens)
+    # A prefix found in the cache would spare later drafters what the first one paid.
+    options: dict[str, Any] = {"enable_prefix_caching": False, "num_threads": args.threads}
+    with CertifyBench(args.model, plain, **options) as bench:
+        engine = bench.engine
+        started = Race(bench, contestants, args.draft_tokens)
+        for temperature in [float(text) for text in args.temperatures.split(",")]:
+            params = SamplingParams(temperature=temperature, max_tokens=args.max_tokens, seed=1)
+            table = started.run(prompts, params, args.rounds)
+            results[str(temperature)] = {
+                group: {name: summary(own[name], own[PLAIN]) for name in started.drafters}
+                for group, own in sorted(table.items(), key=lambda each: each[0] == ALL)
+            }
+            for group, own in results[str(temperature)].items():
+                show(f"{group}, T={temperature:g}", own)
+        runner, machinery = engine.machinery.runner, engine.machinery
+    return {
+        "by_temperature": results,
+        "row_cost": runner.row_cost,
+        "pass_s": runner.pass_s,
+        "dtype": str(machinery.dtype),
+        "kernels": machinery.kernels,
+        "threads": machinery.num_threads,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--prompts", type=Path, help="JSON lines; default: the package's own")
-    parser.add_argument("--limit", type=int, help="prompts of each group")
-    parser.add_argument("--drafters", default="ngram,suffix,auto")
-    parser.add_argument("--draft-model", help="for draft-model, eagle, medusa; auto has it too")
-    parser.add_argument("--temperatures", default="0,0.8")
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--drafters", default="ngram,suffix,auto", help="name or name:MODEL, ...")
     parser.add_argument("--draft-tokens", type=int, default=15)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--temperatures", default="0,0.8")
+    parser.add_argument("--prompts", help="JSON lines to take prompts from")
+    parser.add_argument("--limit", type=int, help="prompts of each category")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int)
     args = parser.parse_args()
-    prompts = read_prompts(args.prompts, args.limit) if args.prompts else list(DEMO_PROMPTS)
-    switch = Exchangeable()
-    engine = Engine.from_pretrained(args.model, drafter=switch, enable_prefix_caching=False)
-    with engine:
-        drafters = {PLAIN: NoDrafter(), **make_all(args, engine)}
-        tables = {
-            temperature: run(engine, switch, drafters, prompts, temperature, args)
-            for temperature in map(float, args.temperatures.split(","))
-        }
-        machinery = engine.machinery
-        for temperature, table in tables.items():
-            show(temperature, table)
-        facts = {
-            "model": args.model,
-            "kernels": machinery.kernels,
-            "dtype": str(machinery.dtype),
-            "row_cost": machinery.runner.row_cost,
-            "pass_ms": 1e3 * machinery.runner.pass_s,
-            "prompts": len(prompts),
-        }
-    rows = {str(temperature): describe(table) for temperature, table in tables.items()}
-    print(json.dumps({"benchmark": "drafters", **facts, "rows": rows, **provenance()}))
-
-
-def make_all(args: argparse.Namespace, engine: Engine) -> dict[str, Drafter]:
-    """Make the drafters that are compared, all beside one loaded target."""
-    made = {}
-    for name in args.drafters.split(","):
-        takes_model = name in ("auto", "draft-model", "eagle", "medusa")
-        config = SpeculationConfig(
-            drafter=name,
-            max_draft=args.draft_tokens,
-            model=args.draft_model if takes_model else None,
-        )
-        made[name] = make_drafter(config, engine.machinery.setting)
-    return made
-
-
-Table = dict[str, dict[str, Sums]]  # by group, by drafter
-
-
-def run(
-    engine: Engine,
-    switch: Exchangeable,
-    drafters: dict[str, Drafter],
-    prompts: Sequence[DemoPrompt],
-    temperature: float,
-    args: argparse.Namespace,
-) -> Table:
-    """Answer every prompt with every drafter, in an order that turns."""
-    params = SamplingParams(temperature=temperature, max_tokens=args.max_tokens, seed=1)
-    names = list(drafters)
-    for name in names:  # to warm up, and to teach those that learn what a pass costs
-        switch.current = drafters[name]
-        engine.generate([list(prompts[0].messages)], replace(params, max_tokens=24))
-    table: Table = {}
-    turn = 0
-    for round_number in range(args.rounds):
-        for prompt in prompts:
-            texts = {}
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                switch.current = drafters[name]
-                (result,) = engine.generate([list(prompt.messages)], params)
-                texts[name] = result.token_ids
-                group = table.setdefault(prompt.title, {each: Sums() for each in names})
-                group[name].add(result, round_number)
-            turn += 1
-            for name in names:
-                sampled = switch_samples(drafters[name])
-                if not sampled and texts[name] != texts[PLAIN]:
-                    print(f"{prompt.title}: {name} changed the text", file=sys.stderr)
-            print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return table
-
-
-def switch_samples(drafter: Drafter) -> bool:
-    return drafter.abilities.gives_probs
-
-
-def total(table: Table) -> dict[str, Sums]:
-    """Add all groups up."""
-    result: dict[str, Sums] = {}
-    for group in table.values():
-        for name, sums in group.items():
-            into = result.setdefault(name, Sums())
-            into.seconds = [
-                a + b
-                for a, b in zip(
-                    into.seconds or [0.0] * len(sums.seconds), sums.seconds, strict=True
-                )
-            ]
-            into.num_emitted += sums.num_emitted
-            into.num_steps += sums.num_steps
-            into.draft_s += sums.draft_s
-            for mine, own in ((into.offered, sums.offered), (into.accepted, sums.accepted)):
-                mine.extend([0] * (len(own) - len(mine)))
-                for index, count in enumerate(own):
-                    mine[index] += count
-    return result
-
-
-def rate(sums: Sums, plain: Sums) -> list[float]:
-    """The speed of each round against plain decoding's in the same round."""
-    return [b / a for a, b in zip(sums.seconds, plain.seconds, strict=True)]
-
-
-def cost(sums: Sums, plain: Sums) -> float:
-    return (sums.draft_s / sums.num_steps) / (sum(plain.seconds) / plain.num_steps)
-
-
-def show(temperature: float, table: Table) -> None:
-    print(f"\ntemperature {temperature:g}")
-    print(f"{'':22}{'':12}{'speed':>8}{'tokens/s':>10}{'tok/pass':>10}{'c':>8}  by depth")
-    for title, group in [*table.items(), ("all", total(table))]:
-        for name, sums in group.items():
-            plain = group[PLAIN]
-            depth = " ".join(f"{each:.2f}" for each in sums.by_depth()[:5])
-            print(
-                f"{title[:21]:22}{name:12}{statistics.median(rate(sums, plain)):7.3f}x"
-                f"{sums.num_emitted / sum(sums.seconds):10.1f}"
-                f"{sums.num_emitted / sums.num_steps:10.3f}{cost(sums, plain):8.3f}  {depth}"
-            )
-
-
-def describe(table: Table) -> dict[str, Any]:
-    return {
-        title: {
-            name: {
-                "speed_by_round": rate(sums, group[PLAIN]),
-                "tokens_per_s": sums.num_emitted / sum(sums.seconds),
-                "tokens_per_pass": sums.num_emitted / sums.num_steps,
-                "draft_cost": cost(sums, group[PLAIN]),
-                "by_depth": sums.by_depth(),
-            }
-            for name, sums in group.items()
-        }
-        for title, group in [*table.items(), ("all", total(table))]
-    }
+    prompts = read_prompts(Path(args.prompts), args.limit) if args.prompts else list(DEMO_PROMPTS)
+    described = {"benchmark": "drafters", "model": args.model, "num_prompts": len(prompts)}
+    print(json.dumps(described | race(args, prompts) | provenance()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Playing a drafter back over texts that are known, on a clock of its own; and fakes with a price."""
+"""Playing a drafter back over known texts, on a clock of its own; and a fake that has a price."""
 
 from __future__ import annotations
 

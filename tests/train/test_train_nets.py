@@ -61,6 +61,9 @@ CONFIGS = {
     "eagle3-residual": lambda: dataclasses.replace(
         eagle_config(TARGET, 3), norm_before_residual=True, norm_before_fc="each"
     ),
+    "eagle3-qwen3": lambda: eagle_config(
+        TARGET, 3, layer_options={"qk_norm": True, "qkv_bias": True, "o_bias": True}
+    ),
     "eagle3.1": lambda: dataclasses.replace(
         eagle_config(TARGET, 3), norm_output=True, norm_before_fc="one"
     ),

@@ -23,6 +23,7 @@ __all__ = ["Choice", "GuessTree"]
 STEP = 0.5  # of the log odds: tokens whose sureness differs by less are of one kind
 SILENT = (0.6, 0.15, 0.08, 0.05)  # chance of a drafter's best, second, .. token if it names none
 UNSURE, SURE = 0.01, 0.99  # nobody is surer than this
+ALONE = 0.6  # of the log odds: what is named by some of those who name chances is less likely
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class GuessTree:
     """Nodes count from 1; 0 is the committed tokens. Drafters are numbers from 0."""
 
     __slots__ = (
-        "_backers", "_depths", "_holds", "_kinds", "_named", "_nodes", "_odds", "_parents",
-        "_ranks", "_tokens",
+        "_backers", "_depths", "_holds", "_kinds", "_named", "_nodes", "_num_candid", "_odds",
+        "_parents", "_ranks", "_tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,6 +65,7 @@ class GuessTree:
         self._backers = [-1]  # a bit for each drafter; all of them stand behind the text
         self._odds = [0.0]  # sum of the log odds that backers name
         self._named = [0]  # how many of them name any
+        self._num_candid = 0  # drafters that name chances
         self._kinds: list[Hashable] = []  # of each node, once weighed; None: not looked at
         self._holds: list[float] = []  # how likely each node and all above it hold
 
@@ -74,6 +76,7 @@ class GuessTree:
         """Put a guess in."""
         bit, chances, nodes = 1 << drafter, guess.chances, self._nodes
         place = [0]  # the node of each of the guess's own
+        self._num_candid += chances is not None
         for index, token in enumerate(guess.tokens):
             parent = index if guess.parents is None else guess.parents[index]
             above = place[parent]
@@ -103,7 +106,8 @@ class GuessTree:
             kind: Hashable
             if num_named:
                 odds = self._odds[node] / num_named
-                kind, own = (self._backers[node], round(odds / STEP)), 1 / (1 + math.exp(-odds))
+                kind = self._backers[node], round(odds / STEP)
+                own = _chance(odds if num_named == self._num_candid else odds - ALONE)
             else:
                 rank = min(self._ranks[node], len(SILENT) - 1)
                 kind, own = (self._backers[node], self._depths[node], rank), SILENT[rank]
@@ -185,3 +189,7 @@ class GuessTree:
         if not counts:
             return None
         return max(sorted(counts), key=counts.__getitem__)
+
+
+def _chance(odds: float) -> float:
+    return 1 / (1 + math.exp(-odds))

@@ -55,7 +55,7 @@ class NgramDrafter:
         """Follow the match while it is at all likely to hold, and say how likely (`candid`)."""
         place = self._find(request)
         if place is None:
-            return Guess()
+            return Guess(chances=())
         matched = matched_length(request.tokens, place, LONG_MATCH)
         chances, holds = [], 1.0
         for held in range(request.max_draft):

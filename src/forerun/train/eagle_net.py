@@ -57,7 +57,8 @@ class EagleNet(nn.Module):
         embedded = looks.gather(batch.embedded)
         read, residual = looks.gather(read), looks.gather(residual)
         own: list[tuple[Tensor, Tensor]] = []  # keys and values [B, G, A, D] of each further guess
-        guesses = []
+        guesses: list[Guess] = []
+        states = residual  # of the guess before; the first has none
         for depth in range(num_guesses):
             if depth:
                 previous = functional.pad(states, (0, 0, 1, 0))[:, :-1]
@@ -106,7 +107,8 @@ class EagleNet(nn.Module):
 
     def _heads(self, kind: str, read: Tensor) -> Tensor:  # [B, T, I] -> [B, heads, T, D]
         layer = self.config.layer
-        y = self._linear(f"layer.{kind}", read).unflatten(-1, (-1, layer.head_size))
+        y = self._linear(f"layer.{kind}", read)
+        y = y.view(*y.shape[:-1], -1, layer.head_size)
         if layer.qk_norm and kind != "v":
             y = self._norm(f"layer.{kind}_norm", y)
         return y.transpose(1, 2)
@@ -126,7 +128,8 @@ class EagleNet(nn.Module):
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight = self.get_submodule(name)._parameters["weight"]
-        return functional.rms_norm(x, x.shape[-1:], weight, self.config.layer.norm_eps)
+        normed: Tensor = functional.rms_norm(x, x.shape[-1:], weight, self.config.layer.norm_eps)
+        return normed
 
 
 class _Looks:
@@ -174,10 +177,10 @@ def _attend(
     mixed = (seen @ values).view(*shape, size)
     for i, (_, value) in enumerate(shifted):
         mixed = mixed + weights[..., keys.shape[2] + i, None] * value.unsqueeze(2)
-    return mixed.reshape(batch, heads, count, size).transpose(1, 2).flatten(-2)
+    result: Tensor = mixed.reshape(batch, heads, count, size).transpose(1, 2)
+    return result.reshape(batch, count, -1)
 
 
 def _later(x: Tensor, by: int) -> Tensor:
     """Move [B, G, A, D] so that look a has what look a - by had."""
     return x if by == 0 else functional.pad(x, (0, 0, by, 0))[:, :, : x.shape[2]]
-

@@ -56,7 +56,9 @@ def num_looks(row: Row) -> int:
     return len(row.answer_ids) - 1
 
 
-def plan_batches(rows: Sequence[Row], num_tokens: int, dice: torch.Generator | None) -> list[list[int]]:
+def plan_batches(
+    rows: Sequence[Row], num_tokens: int, dice: torch.Generator | None
+) -> list[list[int]]:
     """Cut rows, by index, into batches of about `num_tokens` looks, padding included.
 
     Rows of similar lengths go together. With `dice` the order is another each time.
@@ -101,7 +103,9 @@ def make_batch(
         state = _inputs(each, layers)[:-1]
         parts.append(torch.nn.functional.pad(state, (0, 0, 0, most - len(state))))
     spans = [slice(start, start + count) for start, count in zip(starts, looks, strict=True)]
-    after = [slice(start + 1, start + 1 + count) for start, count in zip(starts, looks, strict=True)]
+    after = [
+        slice(start + 1, start + 1 + count) for start, count in zip(starts, looks, strict=True)
+    ]
     return Batch(
         embedded=embed(tokens.flatten()).float().cpu().view(len(rows), most, -1),
         features=torch.stack(parts),

@@ -25,8 +25,7 @@ def weighed(*guesses: Guess, record: Record | None = None, least: float = 0.0) -
 
 
 def chosen(tree, most=15, row_cost=0.05, branching=True):
-    choice = tree.choose(most, row_cost, share=1.0, paid=0.0, branching=branching)
-    return choice
+    return tree.choose(most, row_cost, share=1.0, paid=0.0, branching=branching)
 
 
 def sure(*tokens: int, chance: float = 0.9) -> Guess:

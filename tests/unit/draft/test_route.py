@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -43,6 +44,16 @@ def copies(seed: int, length: int) -> list[int]:
     return text[:length]
 
 
+def mixed(seed: int, length: int) -> list[int]:
+    """Copies and news in turn."""
+    dice = random.Random(seed)
+    text = noise(seed, 40)
+    while len(text) < length:
+        begin = dice.randrange(len(text) - 12)
+        text += text[begin : begin + 12] + noise(len(text), 12)
+    return text[:length]
+
+
 def look_ups() -> dict:
     return {"ngram": NgramDrafter(1, 4), "suffix": SuffixDrafter()}
 
@@ -81,7 +92,7 @@ def test_texts_that_nothing_is_known_of_cost_nothing():
 
 
 @pytest.mark.parametrize(("rate", "call_s"), [(0.9, 0.1), (0.9, 0.4), (0.6, 0.1), (0.1, 0.2)])
-@pytest.mark.parametrize("make", [copies, noise])
+@pytest.mark.parametrize("make", [mixed, noise])
 def test_a_network_is_asked_where_it_is_worth_it(make, rate, call_s):
     texts = {request_id: make(request_id, 300) for request_id in range(8)}
     rates = {}
@@ -94,7 +105,7 @@ def test_a_network_is_asked_where_it_is_worth_it(make, rate, call_s):
             player.play(request_id, *split(text))
         rates[name] = player.rate
     best = max(rates["ngram"], rates["suffix"], rates["seer"], 1.0)
-    assert rates["auto"] >= 0.97 * best
+    assert rates["auto"] >= 0.95 * best
     if make is noise and rate == 0.9:
         assert rates["auto"] > 1.5
 
@@ -213,15 +224,11 @@ def test_look_ups_that_disagree_make_a_tree_where_rows_are_cheap():
         assert sorted(roots) == ([7, 8] if trees and row_cost == 0 else [])
 
 
-def sampling(rate: float = 1.0, call_s: float = 0.0):
+def test_a_sampled_draft_is_taken_whole_beside_others_that_are_not():
     clock = Clock()
     texts = {0: noise(0, 100), 1: [*noise(1, 50), *noise(1, 50)]}
-    seer = Seer(texts, clock, rate=rate, call_s=call_s, sampled=True)
-    return texts, seer, router(clock, seer=seer)
-
-
-def test_a_sampled_draft_is_taken_whole_beside_others_that_are_not():
-    texts, seer, drafter = sampling(call_s=0.2)
+    seer = Seer(texts, clock, call_s=0.2, sampled=True)
+    drafter = router(clock, seer=seer)
     views = [
         DraftRequest(0, texts[0][:50], 3, row_cost=0.02, pass_s=1.0, params=SAMPLED),
         DraftRequest(1, texts[1][:75], 3, row_cost=0.02, pass_s=1.0, params=SAMPLED),
@@ -240,17 +247,13 @@ def test_a_sampled_draft_is_taken_whole_beside_others_that_are_not():
 
 
 def test_a_sampling_drafter_that_is_not_worth_it_whole_is_not_asked():
-    texts, seer, drafter = sampling(rate=0.2, call_s=0.5)
-    clock = Clock()
-    seer._clock = clock
-    drafter = router(clock, seer=seer)
-    player = Player(drafter, clock, params=SAMPLED, max_draft=3)
-    text = noise(4, 1000)
-    seer.texts = {4: text}
+    clock, text = Clock(), noise(4, 1000)
+    seer = Seer({4: text}, clock, rate=0.2, call_s=0.5, sampled=True)
+    player = Player(router(clock, seer=seer), clock, params=SAMPLED, max_draft=3)
     player.play(4, *split(text))
     assert 0 < len(seer.calls) < 40
-    assert all(len(draft) == 3 for draft, who in zip(player.drafts, player.methods, strict=True)
-               if who == "seer")  # fmt: skip
+    whole = [len(player.drafts[index]) for index, who in enumerate(player.methods) if who == "seer"]
+    assert set(whole) == {3}
 
 
 class Failing(NoDrafter):
@@ -273,7 +276,7 @@ class Failing(NoDrafter):
     def propose(self, requests) -> Proposal:
         self._trip("propose", [each.request_id for each in requests])
         self.asked.extend(each.request_id for each in requests)
-        return Proposal.from_lists([[3]] * len(requests))
+        return Proposal.from_lists([[3, 3, 3]] * len(requests))
 
     def observe(self, outcomes, features) -> None:
         spans = () if features is None else features.spans
@@ -288,14 +291,13 @@ class Failing(NoDrafter):
 def test_who_fails_is_dropped_for_that_request(verb, caplog):
     failing = Failing(verb, 1)
     drafter = router(Clock(), failing=failing)
-    repeated = [5, 6, 7, 8, 5, 6]
-    views = [DraftRequest(key, repeated, 4) for key in range(3)]
+    views = [DraftRequest(key, [5, 6, 7, 8, 5, 6], 4) for key in range(3)]
     for view in views:
         drafter.start(view)
     for _ in range(3):
         proposal = drafter.propose(views)
-        assert [row[0] in (7, 3) for row in proposal.tokens.tolist()] == [True] * 3
-        outcomes = [RequestOutcome(key, 1, 1, (7, 8), False, "ngram") for key in range(3)]
+        assert all(proposal.lengths.tolist())
+        outcomes = [RequestOutcome(key, 1, 1, (3, 3, 3, 9), False, "ngram") for key in range(3)]
         drafter.observe(outcomes, None)
     for key in range(3):
         drafter.finish(key)
@@ -361,6 +363,25 @@ def test_all_hear_of_everything_and_hidden_states_go_to_who_reads_them():
     assert blind.features == [None]
     drafter.finish(0)
     assert not reads.alive | blind.alive
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
+def test_look_ups_say_how_likely_their_guesses_are(name):
+    """What they tell the router begins with what they would propose, where rows are free."""
+    for seed in range(6):
+        drafter = look_ups()[name]
+        view = DraftRequest(0, copies(seed, 120), 15)
+        drafter.start(view)
+        proposal = drafter.propose([view])
+        guess = drafter.guess_with_chances(view)
+        proposed = proposal.tokens[0, : int(proposal.lengths[0])].tolist()
+        assert list(guess.tokens[: len(proposed)]) == proposed[: len(guess.tokens)]
+        assert len(guess.chances) == len(guess.tokens)
+        assert all(0 < chance < 1 for chance in guess.chances)
+        least = math.prod(guess.chances)
+        assert least >= 0.02
+        nothing = DraftRequest(0, view.tokens, 0)
+        assert drafter.guess_with_chances(nothing).tokens in ((), [])
 
 
 def test_only_look_ups_are_free():

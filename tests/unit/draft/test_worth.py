@@ -70,7 +70,7 @@ def test_free_rows_are_all_taken_and_dear_ones_as_far_as_they_pay():
     chances = [0.9, 0.7, 0.5, 0.3, 0.1]
     assert best_count(chances, 0.0)[0] == 5
     assert best_count(chances, 0.14)[0] == 3
-    assert best_count(chances, 0.3)[0] == 3
+    assert best_count(chances, 0.3)[0] == 2
     assert best_count(chances, 0.9)[0] == 0
     assert best_count([], 0.1) == (0, worth(0, 0))
 

@@ -120,8 +120,18 @@ class World:
         partial = np.full((num_rows, self.size), np.nan, np.float32)
         tops, totals = (np.full(num_rows, np.nan, np.float32) for _ in range(2))
         attention.attend(
-            padded, self.keys, self.values, tables, positions, units, window, positions + 1,
-            np.zeros((num_tokens, 0), np.int64), partial, tops, totals,
+            padded,
+            self.keys,
+            self.values,
+            tables,
+            positions,
+            units,
+            window,
+            positions + 1,
+            np.zeros((num_tokens, 0), np.int64),
+            partial,
+            tops,
+            totals,
         )
         shape = (num_tokens, self.groups * share * self.size)
         out = np.empty(shape, np.float32 if out_format == "float32" else np.uint16)
