@@ -174,7 +174,7 @@ def _attend(
         parts.append(score.masked_fill(ages < depth - i, -torch.inf).unsqueeze(-1))
     weights = (torch.cat(parts, dim=-1) * size**-0.5).softmax(-1)
     seen = weights[..., : keys.shape[2]].reshape(batch, groups, -1, keys.shape[2])
-    mixed = (seen @ values).view(*shape, size)
+    mixed: Tensor = (seen @ values).view(*shape, size)
     for i, (_, value) in enumerate(shifted):
         mixed = mixed + weights[..., keys.shape[2] + i, None] * value.unsqueeze(2)
     result: Tensor = mixed.reshape(batch, heads, count, size).transpose(1, 2)
@@ -183,4 +183,7 @@ def _attend(
 
 def _later(x: Tensor, by: int) -> Tensor:
     """Move [B, G, A, D] so that look a has what look a - by had."""
-    return x if by == 0 else functional.pad(x, (0, 0, by, 0))[:, :, : x.shape[2]]
+    if by == 0:
+        return x
+    moved: Tensor = functional.pad(x, (0, 0, by, 0))[:, :, : x.shape[2]]
+    return moved

@@ -1,7 +1,7 @@
 """Where an EAGLE-1 head begins: the linear map that comes closest to the target's next state.
 
-It takes seconds and is as good as the first rounds of training: the layer behind it begins at zero
-and learns what a linear map cannot say.
+It takes one pass over the rows. The layer behind it begins at zero and learns what a linear map
+cannot say.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def train_head(
 
 
 def save(head: Head, out: Path, target: Target) -> None:
-    """Write a head in bfloat16, half the size; what rounding costs drafts is not measurable."""
+    """Write a head in bfloat16, half the size. Its card judges float32 weights."""
     small = {name: each.to(torch.bfloat16) for name, each in head.weights.items()}
     save_head(
         dataclasses.replace(head, weights=small),
