@@ -6,8 +6,8 @@ add up to the tokens that asking brings. A request counts without regard to dept
 guesses tell whether it is one where the drafter does better or worse than elsewhere.
 
 Where it is not worth asking it is asked all the same now and then, lest what is known of it grow
-old: in turns ever further apart, which may cost no more than a small part of the request's passes;
-the more turns come for nothing, the smaller.
+old: in turns ever further apart as long as they come for nothing, which may cost no more than a small
+part of the request's passes; the more turns come for nothing, the smaller.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ DEEPEST = 16  # deeper tokens are counted as this one
 SPREAD_WEIGHT = 0.1  # of a new guess's rows for each depth
 
 FIRST_GAP = 4  # steps without a question until one is asked out of turn; then twice as many, ..
+MOST_GAP = 256
 HEAD_START = 20  # passes that a request is thought to be older, so that its first turn comes early
 TURN_COST = 0.02  # of a request's passes, as long as turns have something to tell
 LEAST_TURN_COST = 0.0025  # of all passes
@@ -103,7 +104,8 @@ class Outlook:
     def note_turn(self, prospect: Prospect, cost: float) -> None:
         """Note that it is asked out of turn."""
         prospect.num_idle = 0
-        prospect.gap *= 2
+        prospect.gap = min(2 * prospect.gap, MOST_GAP)
+        prospect.counts.fade()  # it is old
         prospect.spent += cost
         prospect.awaits = True
         self._spent += cost
@@ -126,6 +128,8 @@ class Outlook:
     def score(self, guess: Guess, limit: int, text: Sequence[int], prospect: Prospect) -> None:
         """Count how far a guess of at most `limit` tokens was right."""
         held = guess.count_held(text)
+        if held and prospect.awaits:
+            prospect.gap = max(prospect.gap // 4, FIRST_GAP)
         for depth in range(1, held + 1):
             self._count(depth, True, prospect)
         # Where the text ended, or the limit, nobody knows.

@@ -36,6 +36,12 @@ class Tallies:
             counts[0] /= 2
             counts[1] /= 2
 
+    def fade(self) -> None:
+        """Have all that was counted count half."""
+        for counts in self._counts.values():
+            counts[0] /= 2
+            counts[1] /= 2
+
     def rate(self, kind: Hashable, prior: float, weight: float) -> float:
         """Estimate how often a kind holds; `prior` counts as much as `weight` tries."""
         counts = self._counts.get(kind)
