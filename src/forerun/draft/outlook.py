@@ -6,8 +6,8 @@ add up to the tokens that asking brings. A request counts without regard to dept
 guesses tell whether it is one where the drafter does better or worse than elsewhere.
 
 Where it is not worth asking it is asked all the same now and then, lest what is known of it grow
-old: in turns ever further apart as long as they come for nothing, which may cost no more than a small
-part of the request's passes; the more turns come for nothing, the smaller.
+old: in turns ever further apart as long as they come for nothing. They may cost no more than a
+small part of the request's passes; the more turns come for nothing, the smaller.
 """
 
 from __future__ import annotations

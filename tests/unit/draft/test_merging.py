@@ -150,6 +150,15 @@ def test_a_request_is_told_from_the_traffic():
     assert chosen(weighed(sure(5, 6, 7), record=good), row_cost=0.14).tokens == [5, 6, 7]
 
 
+def test_who_is_contradicted_is_less_likely():
+    agreed, alone = sure(5, chance=0.5), sure(6, chance=0.5)
+    values = [
+        chosen(weighed(*guesses), most=1, row_cost=0.0).worth
+        for guesses in ((agreed,), (agreed, agreed), (agreed, alone))
+    ]
+    assert values[0] == values[1] > values[2]
+
+
 def test_what_follows_an_unlikely_token_is_not_looked_at():
     record = Record(Tallies())
     tree = weighed(sure(5, 6, 7, chance=0.1), record=record, least=0.5)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 import torch
 from reference.known_texts import VOCABULARY, Clock, Player, Seer
 
 from forerun.draft.base import Abilities, NoDrafter
+from forerun.draft.candid import Guess
+from forerun.draft.member import Drawn
+from forerun.draft.merging import Choice
 from forerun.draft.ngram import NgramDrafter
 from forerun.draft.outlook import Outlook, Prospect
 from forerun.draft.route import RoutingDrafter
 from forerun.draft.suffix import SuffixDrafter
+from forerun.draft.worth import worth
 from forerun.params import SamplingParams
 from forerun.types import (
     DraftRequest,
@@ -141,23 +146,27 @@ def test_what_is_not_worth_asking_is_asked_ever_more_rarely():
         player.play(request_id, *split(text))
         steps.append(len(seer.calls) - before)
     assert steps[0] > steps[1] > 0
-    assert steps[1] <= 10
+    assert steps[1] <= 16
     assert player.rate > 0.98
 
 
 def test_what_became_better_is_found_out():
-    clock = Clock()
-    text = noise(1, 4000)
-    seer = Seer({1: text}, clock, rate=0.0, call_s=0.3)
-    drafter = router(clock, seer=seer)
+    clock, text = Clock(), noise(1, 4000)
+
+    class Late(Seer):
+        """Right only about the later part of a text."""
+
+        def _guess(self, request: DraftRequest) -> list[int]:
+            self.rate = 0.95 if len(request.tokens) > 1500 else 0.0
+            return super()._guess(request)
+
+    late = Late({1: text}, clock, call_s=0.3)
+    drafter = router(clock, seer=late)
     player = Player(drafter, clock)
-    player.play(1, text[:40], text[40:1500])
-    worst = player.rate
-    seer.rate = 0.95
-    later = Player(drafter, clock)
-    later.play(1, text[:1500], text[1500:])
-    assert worst < 1
-    assert later.rate > 2
+    player.play(1, *split(text))
+    assert len(late.calls) > 400
+    assert player.num_tokens / len(player.methods) > 1.7
+    assert drafter._outlooks[2]._num_told > 0  # a turn led to it, and that is remembered
 
 
 def test_choices_repeat_exactly():
@@ -246,6 +255,17 @@ def test_a_sampled_draft_is_taken_whole_beside_others_that_are_not():
     assert proposal.parents is None
 
 
+def test_beside_a_sampled_draft_a_tree_is_its_first_path():
+    drafter = router(Clock())
+    tree = Choice([5, 6, 7], [0, 0, 1], 2.0, 0)
+    drawn = Drawn([1, 2], torch.ones(2, 9) / 9)
+    proposal = drafter._pack([tree, Choice([], [], 1.0, None)], {1: (1, drawn)})
+    assert proposal.lengths.tolist() == [2, 2]
+    assert proposal.tokens.tolist() == [[5, 7], [1, 2]]
+    assert proposal.parents is None
+    assert proposal.methods == ["ngram", "suffix"]
+
+
 def test_a_sampling_drafter_that_is_not_worth_it_whole_is_not_asked():
     clock, text = Clock(), noise(4, 1000)
     seer = Seer({4: text}, clock, rate=0.2, call_s=0.5, sampled=True)
@@ -307,6 +327,19 @@ def test_who_fails_is_dropped_for_that_request(verb, caplog):
     assert failing.asked.count(1) == {"start": 0, "propose": 0, "observe": 1, "finish": 3}[verb]
     assert failing.heard.count(0) == failing.heard.count(2) == 3
     assert drafter.num_requests == 0
+    assert drafter._members[-1]._failed == {}
+
+
+def test_a_look_up_that_failed_is_not_asked_again(caplog):
+    failing = Failing("propose", 1)
+    failing.abilities = Abilities(method="failing")
+    drafter = router(Clock(), failing=failing)
+    views = [DraftRequest(key, [5, 6, 7, 8, 5, 6], 4) for key in range(2)]
+    for view in views:
+        drafter.start(view)
+    for _ in range(3):
+        assert drafter.propose(views).lengths.tolist()[1] > 0
+    assert drafter.faults == {"failing: propose_failed": 1}
 
 
 def test_a_request_that_all_have_failed_raises():
@@ -388,6 +421,65 @@ def test_only_look_ups_are_free():
     assert router(Clock()).abilities == Abilities(
         method="auto", gives_trees=True, cost_class="free"
     )
+
+
+def test_turns_come_ever_later_until_it_is_worth_asking():
+    outlook, prospect = Outlook(), Prospect()
+
+    def turns(count: int) -> list[int]:
+        due = []
+        for step in range(count):
+            outlook.note_step(prospect)
+            if outlook.is_due(prospect, 0.1):
+                outlook.note_turn(prospect, 0.1)
+                due.append(step)
+        return due
+
+    first = turns(200)
+    gaps = [later - earlier for earlier, later in pairwise(first)]
+    assert len(gaps) >= 2
+    assert all(later >= 2 * earlier for earlier, later in pairwise(gaps))
+    outlook.note_worth(prospect)
+    assert turns(30)
+    assert turns(1) == []
+
+
+def test_turns_cost_a_small_part_and_less_where_they_tell_nothing():
+    dear = Outlook()
+    spent = []
+    for _ in range(60):
+        prospect = Prospect()
+        for _ in range(100):
+            dear.note_step(prospect)
+            if dear.is_due(prospect, 0.5):
+                dear.note_turn(prospect, 0.5)
+        spent.append(prospect.spent)
+    assert 0 < spent[0] <= 0.02 * 120 + 0.5
+    assert sum(spent[-20:]) <= 0.004 * 100 * 20
+    assert sum(spent[-20:]) > 0
+
+
+def test_what_nobody_asked_for_is_no_failure():
+    """A guess as long as allowed that held throughout says nothing about the next depth."""
+    outlook, prospect = Outlook(), Prospect()
+    for _ in range(20):
+        outlook.score(Guess([1, 2]), 2, [1, 2, 3], prospect)
+        outlook.score(Guess([1, 2]), 8, [1, 2], prospect)  # the text ended
+    full = outlook.chances(3, prospect)[2]
+    for _ in range(20):
+        outlook.score(Guess([1, 2]), 8, [1, 2, 3], prospect)
+    assert full > 0.7
+    assert outlook.chances(3, prospect)[2] < 0.5
+
+
+def test_a_draft_that_is_taken_whole_is_worth_what_all_of_it_is():
+    outlook, prospect = Outlook(), Prospect()
+    for _ in range(400):
+        outlook.score(Guess([1, 2, 3]), 8, [1, 9], prospect)
+    request = DraftRequest(0, [], 8, row_cost=0.1)
+    part = outlook.worth(request, prospect, 1.0, 0.0, whole=False)
+    whole = outlook.worth(request, prospect, 1.0, 0.0, whole=True)
+    assert whole < worth(0, 0) <= part
 
 
 def test_prospects_follow_the_request_before_the_traffic():
