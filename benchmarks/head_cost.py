@@ -22,7 +22,7 @@ import torch
 
 from forerun.cache.kv_cache import KVCache
 from forerun.draft.guesses import DraftWords, likeliest
-from forerun.draft.head_rows import HeadRows, lay_out
+from forerun.draft.rows import RequestRows, lay_out
 from forerun.engine.engine import Engine
 from forerun.heads.config import EagleConfig, Head, HeadConfig, MedusaConfig, expected_shapes
 from forerun.heads.eagle_runner import HeadPlace, load_eagle
@@ -118,11 +118,11 @@ def looks(engine: Engine, draft_vocab: int) -> dict[str, Callable[[], object]]:
             ):  # fmt: skip
                 # Rows of `count` requests with a context each.
                 pieces = [
-                    HeadRows([7], [CONTEXT], given, [b + n * len(blocks) for b in blocks], [0])
+                    RequestRows([7], [CONTEXT], [b + n * len(blocks) for b in blocks], [0])
                     for n in range(count)
                 ]
-                step, inputs = lay_out(pieces)
-                logits, _ = runner.forward(step, states, inputs, of_target=of_target)
+                inputs = torch.cat([given] * count)
+                logits, _ = runner.forward(lay_out(pieces), states, inputs, of_target=of_target)
                 return likeliest(logits, BEAM, words)
 
             calls[f"EAGLE-{generation} {kind}"] = look

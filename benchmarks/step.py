@@ -122,7 +122,7 @@ def measure(args: argparse.Namespace, requests: int, drafts: int) -> dict[str, A
                 temperature=args.temperature, max_tokens=args.steps, ignore_eos=True, seed=1
             )
             engine.generate(prompts, params)
-            decoder = engine.machinery.runner._decoder
+            decoder = engine.machinery.runner.decoder
             rows = requests * (drafts + 1)
             floor = [_seconds(lambda: decoder.run_linear_layers(rows)) for _ in range(15)][3:]
             kernels, dtype = engine.machinery.kernels, str(engine.machinery.dtype)

@@ -6,7 +6,7 @@ V vocabulary, E hidden size, D depth of a tree. Nothing here computes anything b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import overload
@@ -120,6 +120,11 @@ class Features:
 
     states: HiddenStates
     spans: tuple[FeatureSpan, ...]
+
+    def of(self, wanted: Callable[[int], bool]) -> Features | None:
+        """Keep the spans of requests that are wanted; None: there are none."""
+        spans = tuple(each for each in self.spans if wanted(each.request_id))
+        return Features(self.states, spans) if spans else None
 
 
 @dataclass(frozen=True, slots=True)

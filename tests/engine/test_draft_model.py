@@ -397,7 +397,7 @@ def poison(bench, token):
 
 
 def assert_clean(bench):
-    assert not bench.drafter._network._cache.values.isnan().any()
+    assert not bench.drafter._network._passes.cache.values.isnan().any()
 
 
 def test_nan_in_one_requests_context_costs_it_alone_its_drafts(tiny, prompts, shaken, caplog):

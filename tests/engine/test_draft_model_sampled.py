@@ -259,7 +259,7 @@ def test_a_draw_that_breaks_the_draft_model_is_not_dropped(tiny, prompts, shaken
         if faults:
             assert odd in each.token_ids
     assert any(each.stats.drafter_faults for each in generated)
-    assert not bench.drafter._network._cache.values.isnan().any()
+    assert not bench.drafter._network._passes.cache.values.isnan().any()
 
 
 def test_seeds_and_temperature_zero_make_the_whole_engine_plain(tiny, prompts, shaken):

@@ -134,7 +134,11 @@ def test_who_fails_takes_nobody_down(repeating, prompts, verb, caplog):
     drafter = router(broken=broken)
     bench = Bench(repeating.folder, drafter)
     assert tokens_of(bench.generate(prompts, GREEDY)) == plain
-    assert all(each.stats.drafter_faults == {} for each in bench.seen)
+    # Counted for the request that it failed; what happens while one ends comes too late for that.
+    counted = {} if verb == "finish" else {f"broken: {verb}_failed": 1}
+    assert [each.stats.drafter_faults for each in bench.seen] == [
+        counted if index == 1 else {} for index in range(len(prompts))
+    ]
     assert all(each.stats.num_accepted > 0 for each in bench.seen)
     assert drafter.faults == {f"broken: {verb}_failed": 1}
     assert guessed([bench.seen[0]]).get("broken", 0) > 0
@@ -152,7 +156,7 @@ def test_all_failing_is_the_guards_affair(repeating, prompts, caplog):
     few = prompts[:2]
     assert tokens_of(bench.generate(few, GREEDY)) == plain_of(repeating, few, GREEDY)
     for each in bench.seen:
-        assert each.stats.drafter_faults == {"propose_failed": 1}
+        assert each.stats.drafter_faults == {"only: propose_failed": 1, "propose_failed": 1}
 
 
 def test_hidden_states_reach_who_reads_them(tiny, prompts):

@@ -135,7 +135,7 @@ def test_speculation_changes_nothing(repeating, prompts, drafter, temperature):
     for each, prompt in zip(bench.seen, prompts, strict=True):
         assert each.error is None
         assert tuple(each.token_ids) == repeating.plain(prompt, params).token_ids
-    assert bench.machinery.runner._graphed.shapes
+    assert bench.machinery.runner._passes._graphed.shapes
 
 
 def test_the_engine_answers_on_cuda_as_on_the_cpu(repeating, prompts):

@@ -187,7 +187,7 @@ class Bench:
 
     @property
     def decoder(self):
-        return self.machinery.runner._decoder
+        return self.machinery.runner.decoder
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> Generated:
         """Hand in a request, made as `Engine` makes it."""

@@ -20,6 +20,16 @@ USAGE = {"stream_options": {"include_usage": True}}
 @pytest.fixture(scope="module")
 def talkative(repeating: Tiny) -> Iterator[Live]:
     """A model that repeats itself, so that n-gram drafts are accepted."""
+    from forerun.config import SpeculationConfig
+
+    with serving(repeating.folder, speculation=SpeculationConfig(drafter="ngram")) as running:
+        yield running
+        running.check_idle()
+
+
+@pytest.fixture(scope="module")
+def routed(repeating: Tiny) -> Iterator[Live]:
+    """The same with the drafter that is the default."""
     with serving(repeating.folder) as running:
         yield running
         running.check_idle()
@@ -316,16 +326,32 @@ def test_speculation_fields_are_strict(live: Live, path: str, given: Any) -> Non
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
-def test_unknown_drafters_are_refused_with_the_known_ones(live: Live, path: str) -> None:
+def test_unknown_drafters_are_refused_with_the_known_ones(talkative: Live, path: str) -> None:
     body: dict[str, Any] = {"speculative": {"drafter": "eagle3"}}
     body |= {CHAT: {"messages": user()}, COMPLETIONS: {"prompt": "a"}, RESPONSES: {"input": "a"}}[
         path
     ]
-    error = check_error(post(live, path, body), 400)
+    error = check_error(post(talkative, path, body), 400)
     assert error["param"].startswith("speculative")
     assert "eagle3" in error["message"]
     for name in ("auto", "none", "ngram"):
         assert name in error["message"]
+
+
+def test_the_default_marks_whose_guess_it_was_and_takes_no_member_by_name(routed: Live) -> None:
+    """Who guesses is the router's choice for each step; a request may have it or no drafts."""
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stream": True, **FEW}
+    events = stream_of(routed, COMPLETIONS, body | USAGE | {"speculative": {"mark": True}})
+    marks = [choice["speculative"] for chunk in events.data[:-1] for choice in chunk["choices"]]
+    assert {mark["drafter"] for mark in marks} <= {"auto", "ngram", "suffix", "none"}
+    guessers = {mark["drafter"] for mark in marks if mark["num_accepted"]}
+    assert guessers
+    assert guessers <= {"ngram", "suffix"}
+    for name in ("auto", "none"):
+        post(routed, COMPLETIONS, {**body, "stream": False, "speculative": {"drafter": name}})
+    refused = {"prompt": "a", "max_tokens": 2, "speculative": {"drafter": "ngram"}}
+    error = check_error(post(routed, COMPLETIONS, refused), 400)
+    assert "auto, none" in error["message"]
 
 
 def test_a_drafter_that_is_not_loaded_is_unknown(draftless: Live) -> None:

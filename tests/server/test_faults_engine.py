@@ -267,7 +267,7 @@ def poisoned(tiny: Tiny) -> Iterator[Live]:
     with serving(tiny.folder, dtype="float32", kernels="torch") as live:
 
         def poison(core: Any) -> None:
-            core._runner._decoder._embedding[POISON] = torch.nan
+            core._runner.decoder._embedding[POISON] = torch.nan
 
         live.engine.call(poison).result(10)
         yield live

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..config import SpeculationConfig
 from ..errors import ConfigError, nearest_name
@@ -21,6 +21,7 @@ from .setting import DraftSetting
 __all__ = [
     "Abilities",
     "Drafter",
+    "HasParts",
     "NoDrafter",
     "check_drafter",
     "drafter_names",
@@ -60,6 +61,15 @@ class Drafter(Protocol):
 
     def finish(self, request_id: int) -> None:
         """Drop all state of a request, however it ended."""
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """A drafter over others, of which one may fail a request while the rest go on."""
+
+    def take_faults(self) -> list[tuple[int, str]]:
+        """Hand over whom a part has failed, and which part why, since the last call."""
+        ...
 
 
 class NoDrafter:

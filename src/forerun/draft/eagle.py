@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ from ..heads.eagle_runner import EagleRunner, feature_spec
 from ..types import DraftRequest, Features, Proposal, RequestOutcome
 from .base import Abilities
 from .guesses import DraftWords, likeliest
-from .head_rows import HeadRows, lay_out
 from .pending import Pending, select_states
+from .rows import RequestRows, lay_out
 from .tree import GrowingTree
 
 __all__ = ["EagleDrafter"]
@@ -52,6 +53,11 @@ class _Growth:
     def root(self) -> int:
         """The position of the last committed token's entry: the first that the draft writes."""
         return len(self.request.tokens) - 1
+
+    def states_above(self) -> Tensor:
+        """What the nodes that are looked at read, [n, E]."""
+        above = [self.states[self.tree.nodes[node - 1].parent] for node in self.looked_at]
+        return above[0] if len(above) == 1 else torch.cat(above)
 
 
 class EagleDrafter:
@@ -131,20 +137,20 @@ class EagleDrafter:
 
     def _read_and_look(self, ready: Sequence[_Growth]) -> None:
         """Read what came since the last draft; the last row of each request looks ahead."""
-        pieces = []
+        pieces, unread = [], []
         for each in ready:
             pending = self._pending[each.request.request_id]
             rows = min(pending.end - pending.first, self._most_rows)
             self._read(pending, each.request.blocks, pending.end - pending.first - rows)
             tokens = each.request.tokens[pending.first + 1 : pending.first + 1 + rows]
             positions = range(pending.first, pending.first + rows)
-            inputs = pending.look(rows)
-            pieces.append(HeadRows(tokens, positions, inputs, each.request.blocks, [rows - 1]))
-        guesses, states = self._run(pieces, of_target=True, requests=ready)
+            pieces.append(RequestRows(tokens, positions, each.request.blocks, [rows - 1]))
+            unread.append(pending.look(rows))
+        guesses, states = self._run(pieces, unread, of_target=True, requests=ready)
         for each, piece in zip(ready, pieces, strict=True):
             # Only now: a pass that fails is made again for each request alone.
             self._pending[each.request.request_id].drop(len(piece.tokens))
-        ends = [sum(len(piece.tokens) for piece in pieces[: i + 1]) for i in range(len(pieces))]
+        ends = accumulate(len(piece.tokens) for piece in pieces)
         for each, own, end in zip(ready, guesses, ends, strict=True):
             each.states[0] = states[end - 1 : end]
             each.tree.grow([0], [own])
@@ -157,9 +163,9 @@ class EagleDrafter:
             if not growing:
                 return
             begin_s = time.perf_counter()
-            guesses, states = self._run(
-                [self._rows_of(each) for each in growing], of_target=False, requests=growing
-            )
+            pieces = [self._rows_of(each) for each in growing]
+            above = [each.states_above() for each in growing]
+            guesses, states = self._run(pieces, above, of_target=False, requests=growing)
             self._note_cost(time.perf_counter() - begin_s)
             row = 0
             for each in growing:
@@ -184,7 +190,7 @@ class EagleDrafter:
         cost = self._look_cost(request) / num_together
         return bool(growth.looked_at) and gain >= max(LEAST, RATE * (cost + request.row_cost))
 
-    def _rows_of(self, growth: _Growth) -> HeadRows:
+    def _rows_of(self, growth: _Growth) -> RequestRows:
         """Lay out the nodes that are looked at: each reads the state of the node above it."""
         nodes = [growth.tree.nodes[node - 1] for node in growth.looked_at]
         for node in growth.looked_at:
@@ -198,10 +204,9 @@ class EagleDrafter:
             path == list(range(growth.root, position + 1))
             for path, position in zip(paths, positions, strict=True)
         )
-        return HeadRows(
+        return RequestRows(
             tokens=[node.token for node in nodes],
             positions=positions,
-            inputs=torch.cat([growth.states[node.parent] for node in nodes]),
             blocks=growth.request.blocks,
             looks=range(len(nodes)),
             branch_at=None if is_path else growth.root,
@@ -214,17 +219,21 @@ class EagleDrafter:
             rows = min(count, self._most_rows)
             first = pending.first
             tokens = pending.tokens[first + 1 : first + 1 + rows]
-            piece = HeadRows(tokens, range(first, first + rows), pending.look(rows), blocks, [])
-            step, inputs = lay_out([piece])
-            self._runner.forward(step, self._cache, inputs, of_target=True)
+            step = lay_out([RequestRows(tokens, range(first, first + rows), blocks, [])])
+            self._runner.forward(step, self._cache, pending.look(rows), of_target=True)
             pending.drop(rows)
             count -= rows
 
     def _run(
-        self, pieces: Sequence[HeadRows], *, of_target: bool, requests: Sequence[_Growth]
+        self,
+        pieces: Sequence[RequestRows],
+        inputs: Sequence[Tensor],  # [n, I] of each piece
+        *,
+        of_target: bool,
+        requests: Sequence[_Growth],
     ) -> tuple[list[list[tuple[int, float]]], Tensor]:
-        step, inputs = lay_out(pieces)
-        logits, states = self._runner.forward(step, self._cache, inputs, of_target=of_target)
+        step, joined = lay_out(pieces), inputs[0] if len(inputs) == 1 else torch.cat(list(inputs))
+        logits, states = self._runner.forward(step, self._cache, joined, of_target=of_target)
         count = BEAM if any(self._branches(each.request) for each in requests) else 1
         try:
             return likeliest(logits, count, self._words), states

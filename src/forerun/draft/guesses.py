@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..errors import InvalidLogits
+from ..sampling import compiled
 
 __all__ = ["DraftWords", "likeliest"]
 
@@ -34,8 +33,8 @@ def likeliest(
         InvalidLogits: a row holds NaN or infinity.
     """
     count = min(count, logits.shape[1])
-    compiled = logits.device.type == "cpu" and importlib.util.find_spec("numba") is not None
-    values, indexes, sums = (_compiled if compiled else by_torch)(logits, count)
+    find = _compiled if compiled.fits(logits) else by_torch
+    values, indexes, sums = find(logits, count)
     for row, total in enumerate(sums):
         if not math.isfinite(total):
             raise InvalidLogits(f"a head's logits are NaN or infinite in row {row} of {len(sums)}")
@@ -64,7 +63,7 @@ def _compiled(logits: Tensor, count: int) -> tuple[list[list[float]], list[list[
     values = np.empty((len(rows), count), np.float32)
     indexes = np.empty((len(rows), count), np.int64)
     sums = np.empty(len(rows), np.float32)
-    base = torch.as_strided(rows, (len(rows), rows.stride(0) if len(rows) > 1 else rows.shape[1]),
-                            (rows.stride(0), 1)) if len(rows) else rows  # fmt: skip
-    kernel(base.numpy(), rows.shape[1], values, indexes, sums)
+    width = rows.stride(0) if len(rows) > 1 else rows.shape[1]
+    whole = rows.as_strided((len(rows), width), (width, 1))
+    kernel(whole.numpy(), rows.shape[1], values, indexes, sums)
     return values.tolist(), indexes.tolist(), sums.tolist()

@@ -62,6 +62,7 @@ class Member:
         self.is_free = self.abilities.cost_class == "free"
         self.times = CallTimes()
         self.faults: Counter[str] = Counter()
+        self.untold: list[tuple[int, str]] = []  # whom it failed and why, for `HasParts`
         self._drafter = drafter
         self._candid = drafter if isinstance(drafter, Candid) else None
         self._clock = clock
@@ -95,9 +96,8 @@ class Member:
         """Tell it what became of a step, as far as it is to hear of it."""
         heard = [each for each in outcomes if each.request_id not in self._failed]
         if features is not None:
-            spans = [each for each in features.spans if each.request_id not in self._failed]
-            wanted = self.abilities.features is not None and spans
-            features = Features(features.states, tuple(spans)) if wanted else None
+            reads = self.abilities.features is not None
+            features = features.of(lambda key: key not in self._failed) if reads else None
         if not heard and features is None:
             return
         try:
@@ -109,7 +109,8 @@ class Member:
                 self._give_up(keys.pop(), "observe_failed", error)
                 return
             for key in sorted(keys):  # each alone, to learn whose it is
-                self.observe([each for each in heard if each.request_id == key], _of(features, key))
+                own = None if features is None else features.of(key.__eq__)
+                self.observe([each for each in heard if each.request_id == key], own)
 
     def finish(self, request_id: int) -> None:
         """Have it drop a request."""
@@ -140,6 +141,7 @@ class Member:
     def _give_up(self, request_id: int, reason: str, error: Exception) -> None:
         self._failed[request_id] = error
         self.faults[reason] += 1
+        self.untold.append((request_id, f"{self.name}: {reason}"))
         logger.warning(
             "drafter %s failed (%s); request %d goes on without it",
             self.name,
@@ -173,11 +175,3 @@ def _sound(parents: Sequence[int]) -> Sequence[int] | None:
         if not 0 <= parent < node:
             raise ValueError(f"token {node} of a tree follows token {parent}")
     return None if list(parents) == list(range(len(parents))) else parents
-
-
-def _of(features: Features | None, request_id: int) -> Features | None:
-    """Keep of a step's hidden states those of one request."""
-    if features is None:
-        return None
-    spans = tuple(each for each in features.spans if each.request_id == request_id)
-    return Features(features.states, spans) if spans else None

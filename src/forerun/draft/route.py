@@ -73,6 +73,13 @@ class RoutingDrafter:
             for reason, count in member.faults.items()
         }
 
+    def take_faults(self) -> list[tuple[int, str]]:
+        """Hand over whom a drafter has failed, and which one why, since the last call."""
+        faults = [fault for member in self._members for fault in member.untold]
+        for member in self._members:
+            member.untold.clear()
+        return faults
+
     def start(self, request: DraftRequest) -> None:
         self._requests[request.request_id] = _State(
             Record(self._traffic), {index: Prospect() for index in self._outlooks}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..draft.base import Drafter
+from ..draft.base import Drafter, HasParts
 from ..draft.forced import ForcedDrafter
 from ..types import DraftRequest, Features, FeatureSpec, Proposal, RequestOutcome
 from .constrain import constrain, find_forced
@@ -88,6 +88,7 @@ class GuardedDrafter:
             if request.grammar is not None:
                 fitted = constrain(request, taken[index], self._vocab_size)
                 taken[index], masks[index] = fitted.draft, fitted.masks
+        self._count_parts()
         methods = tuple(draft.method or self.method for draft in taken)
         return Guesses(pack_drafts(taken), methods, tuple(masks))
 
@@ -95,8 +96,7 @@ class GuardedDrafter:
         """Tell the drafter what became of a step, but for requests that it has failed."""
         heard = [each for each in outcomes if self._alive[each.request_id].drafting]
         if features is not None:
-            spans = [each for each in features.spans if self._is_drafting(each.request_id)]
-            features = Features(features.states, tuple(spans)) if spans else None
+            features = features.of(self._is_drafting)
         if not heard and features is None:
             return
         try:
@@ -110,15 +110,24 @@ class GuardedDrafter:
                 return
             # Tell it each alone, to learn whose it is.
             for key in sorted(concerned):
-                self.observe([each for each in heard if each.request_id == key], _of(features, key))
+                own = None if features is None else features.of(key.__eq__)
+                self.observe([each for each in heard if each.request_id == key], own)
 
     def finish(self, request_id: int) -> None:
         """Have the drafter drop a request."""
+        self._count_parts()
         request = self._alive.pop(request_id)
         try:
             self._drafter.finish(request_id)
         except Exception:  # noqa: BLE001
             self._give_up(request, "finish_failed")
+
+    def _count_parts(self) -> None:
+        """Count what parts of the drafter have failed: the request goes on with the others."""
+        if isinstance(self._drafter, HasParts):
+            for request_id, reason in self._drafter.take_faults():
+                if request_id in self._alive:
+                    self._alive[request_id].counters.count_fault(reason)
 
     def take_faults(self) -> tuple[str, ...]:
         """Hand over why drafts failed since the last call."""
@@ -167,11 +176,3 @@ class GuardedDrafter:
             request.request_id,
             exc_info=True,
         )
-
-
-def _of(features: Features | None, request_id: int) -> Features | None:
-    """Keep of a step's hidden states those of one request."""
-    if features is None:
-        return None
-    spans = tuple(each for each in features.spans if each.request_id == request_id)
-    return Features(features.states, spans) if spans else None

@@ -8,10 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..cache.kv_cache import KVCache
+from ..model.cached import CachedDecoder
 from ..model.decoder import Decoder
-from ..model.graphs import Capture, CudaCapture, GraphedDecoder
-from ..model.layered import LayeredDecoder
+from ..model.graphs import Capture
 from ..types import FeatureSpec, ForwardInput, HiddenStates
 
 __all__ = ["Runner", "TargetRunner"]
@@ -57,19 +56,9 @@ class TargetRunner:
 
         `capture` makes small passes cheaper to launch (`model.graphs`); CUDA has one of its own.
         """
-        self._decoder = decoder
+        self._passes = CachedDecoder(decoder, num_blocks, block_size, capture)
         self.row_cost = row_cost
         self.pass_s = pass_s
-        if capture is None and decoder.device.type == "cuda":
-            capture = CudaCapture(decoder.device)
-        # Padded rows need a place to write: the block after all those that requests may own.
-        num_spare = 0 if capture is None else 1
-        shape = decoder.cache_shape(block_size)
-        self._cache = KVCache(shape, num_blocks + num_spare, decoder.device)
-        self._graphed: GraphedDecoder | None = None
-        if capture is not None:
-            assert isinstance(decoder, LayeredDecoder), "compiled passes are not captured"
-            self._graphed = GraphedDecoder(decoder, self._cache, num_blocks, capture)
 
     @property
     def device(self) -> torch.device:
@@ -78,29 +67,24 @@ class TargetRunner:
 
     @property
     def vocab_size(self) -> int:
-        return self._decoder.config.vocab_size
+        return self.decoder.config.vocab_size
 
     @property
     def decoder(self) -> Decoder:
-        """The target itself, for drafters that share its weights."""
-        return self._decoder
+        """The target itself."""
+        return self._passes.decoder
 
     def forward(
         self, step: ForwardInput, wanted: FeatureSpec | None = None
     ) -> tuple[Tensor, HiddenStates | None]:
         """Compute logits [M, V] float32 of the rows asked for, and the hidden states wanted."""
-        if self._graphed is not None:
-            return self._graphed.forward(step, wanted)
-        if wanted is None:
-            return self._decoder.forward(step, self._cache), None
-        return self._decoder.forward_with_states(step, self._cache, wanted)
+        return self._passes.forward(step, wanted)
 
     def scrub(self, places: Sequence[tuple[int, int]]) -> None:
         """Zero (block, from offset) places in which NaN may lie, before somebody reads them."""
         for block, offset in places:
-            self._cache.scrub(block, offset)
+            self._passes.scrub(block, offset)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy what the cache holds in some slots to others: a tree's accepted path."""
-        device = self._decoder.device
-        self._cache.move(torch.tensor(sources, device=device), torch.tensor(targets, device=device))
+        self._passes.move(sources, targets)

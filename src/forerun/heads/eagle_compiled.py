@@ -19,6 +19,7 @@ from ..model.arrays import EVERYTHING, Array, plan_step, view
 from ..model.compiled import CompiledDecoder
 from ..model.ops import Rotary
 from ..model.panels import PANEL, allocate, fill
+from ..model.pass_arrays import new_scratch, step_arrays
 from ..types import ForwardInput
 from .config import EagleConfig, Head
 from .eagle_runner import HeadPlace, head_weight
@@ -56,50 +57,21 @@ class CompiledEagle:
     ) -> tuple[Tensor, Tensor]:
         """Run rows; see `EagleRunner`."""
         config, layer, weights = self.config, self.config.layer, self._weights
-        size, groups = layer.hidden_size, layer.num_kv_heads
+        groups = layer.num_kv_heads
         plan = plan_step(step, groups, layer.num_heads // groups, layer.head_size)
-        num_rows, num_logits = len(plan.positions), len(step.logit_rows)
-        stored, none = self._stored, np.empty((0, 0), np.int16)
         given, x = self._begin(step.token_ids, inputs.to(self._dtype), of_target)
-        scratch = kernel.Scratch(
-            x=x,
-            h=np.empty((max(num_rows, num_logits), size), np.float32),
-            qkv=np.empty((num_rows, (layer.num_heads + 2 * groups) * layer.head_size), stored),
-            queries=plan.queries,
-            partial=plan.partial,
-            tops=plan.tops,
-            totals=plan.totals,
-            mixed=np.empty((num_rows, layer.num_heads * layer.head_size), np.float32),
-            active=np.empty((num_rows, layer.intermediate_size), np.float32),
-            logits=np.empty((num_logits, weights.head.shape[1] * PANEL), np.float32),
-            kept=np.empty((0, num_rows, size), stored),
-            whole_h=none,
-            whole_mixed=none,
-            whole_active=none,
-            row_scales=np.empty(max(num_rows, num_logits), np.float32),
-            counters=new_counters(kernel.num_phases(1)),
-        )
+        num_logits = len(step.logit_rows)
+        scratch = new_scratch(layer, plan, weights, x, num_logits=num_logits, num_kept=0)
         self._workers.run(
             kernel.forward,
             weights,
-            kernel.Step(
-                tokens=step.token_ids.numpy(),
-                positions=plan.positions,
-                branch_at=plan.branch_at,
-                paths=plan.paths,
-                slots=plan.slots,
-                tables=plan.tables,
-                units=plan.units,
-                token_units=plan.token_units,
-                logit_rows=step.logit_rows.numpy(),
-                kept_layers=np.empty(0, np.int64),
-            ),
+            step_arrays(step, plan, ()),
             scratch,
             given,
             view(cache.keys),
             view(cache.values),
             np.float32(layer.norm_eps),
-            np.arange(num_rows),
+            np.arange(len(x)),
         )
         logits = torch.from_numpy(scratch.logits)[:, : config.draft_vocab_size]
         states = _tensor(x)

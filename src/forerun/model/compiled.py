@@ -24,6 +24,7 @@ from .arch import ModelConfig, expected_shapes, rope_frequencies
 from .arrays import EVERYTHING, Array, plan_step, view
 from .ops import Rotary
 from .panels import PANEL, all_fit_bf16, allocate, fill, read_rows
+from .pass_arrays import new_scratch, step_arrays
 from .reader import WeightReader
 from .weights import WeightSource
 
@@ -95,52 +96,29 @@ class CompiledDecoder:
     def _run(
         self, step: ForwardInput, cache: KVCache, layers: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:  # [M, V], [layers, N, E]
-        config, weights = self.config, self._weights
-        size, inner = config.hidden_size, config.intermediate_size
+        config = self.config
         groups, share = config.num_kv_heads, config.num_heads // config.num_kv_heads
         plan = plan_step(step, groups, share, config.head_size)
-        num_rows, num_logits = len(plan.positions), len(step.logit_rows)
-        wide = (config.num_heads + 2 * groups) * config.head_size
-        arguments = (
-            weights,
-            kernel.Step(
-                tokens=step.token_ids.numpy(),
-                positions=plan.positions,
-                branch_at=plan.branch_at,
-                paths=plan.paths,
-                slots=plan.slots,
-                tables=plan.tables,
-                units=plan.units,
-                token_units=plan.token_units,
-                logit_rows=step.logit_rows.numpy(),
-                kept_layers=np.array(layers, np.int64),
-            ),
-            kernel.Scratch(
-                x=np.empty((num_rows, size), self._stored),
-                h=np.empty((max(num_rows, num_logits), size), np.float32),
-                qkv=np.empty((num_rows, wide), self._stored),
-                queries=plan.queries,
-                partial=plan.partial,
-                tops=plan.tops,
-                totals=plan.totals,
-                mixed=np.empty((num_rows, config.num_heads * config.head_size), np.float32),
-                active=np.empty((num_rows, inner), np.float32),
-                logits=np.empty((num_logits, weights.head.shape[1] * PANEL), np.float32),
-                kept=np.empty((len(layers), num_rows, size), self._stored),
-                whole_h=self._whole_rows(max(num_rows, num_logits), size),
-                whole_mixed=self._whole_rows(num_rows, config.num_heads * config.head_size),
-                whole_active=self._whole_rows(num_rows, inner),
-                row_scales=np.empty(max(num_rows, num_logits), np.float32),
-                counters=new_counters(kernel.num_phases(config.num_layers)),
-            ),
+        x = np.empty((len(plan.positions), config.hidden_size), self._stored)
+        scratch = new_scratch(
+            config,
+            plan,
+            self._weights,
+            x,
+            num_logits=len(step.logit_rows),
+            num_kept=len(layers),
+        )
+        self._workers.run(
+            kernel.forward,
+            self._weights,
+            step_arrays(step, plan, layers),
+            scratch,
             np.empty((0, 0), np.float32),
             view(cache.keys),
             view(cache.values),
             np.float32(config.norm_eps),
-            np.arange(num_rows),
+            np.arange(len(x)),
         )
-        self._workers.run(kernel.forward, *arguments)
-        scratch = arguments[2]
         kept = torch.from_numpy(scratch.kept)
         return (
             torch.from_numpy(scratch.logits)[:, : config.vocab_size],
@@ -200,10 +178,6 @@ class CompiledDecoder:
             new_counters(kernel.num_phases(config.num_layers)),
         )
         self._workers.run(kernel.linear_layers, *arguments)
-
-    def _whole_rows(self, num_rows: int, width: int) -> Array:
-        """Make room for rows as whole numbers, where weights are of eight bits."""
-        return np.empty((num_rows, width) if self._whole else (0, 0), np.int16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,4 +275,4 @@ def test_an_engine_of_captured_passes_says_the_same(
     bench.generate(prompts, params)
     for each, prompt in zip(bench.seen, prompts, strict=True):
         assert tuple(each.token_ids) == tiny.plain(prompt, params).token_ids
-    assert len(bench.machinery.runner._graphed.shapes) > 1
+    assert len(bench.machinery.runner._passes._graphed.shapes) > 1

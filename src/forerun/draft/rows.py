@@ -1,4 +1,4 @@
-"""From rows of several requests to the flat tensors of one pass of a head."""
+"""From rows of several requests to the flat tensors of one pass of a draft model or head."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..types import ForwardInput, TreeRows
 
-__all__ = ["HeadRows", "lay_out"]
+__all__ = ["RequestRows", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True)
-class HeadRows:
+class RequestRows:
     """One request's rows of a pass."""
 
-    tokens: Sequence[int]  # each behind the position of its row's state
-    positions: Sequence[int]  # of the states
-    inputs: Tensor  # [n, I]
-    blocks: Sequence[int]
-    looks: Sequence[int]  # which of the rows guess, by index
+    tokens: Sequence[int]
+    positions: Sequence[int]  # a head's: of the states that its rows read, one before the tokens'
+    blocks: Sequence[int]  # of the request, as far as the rows reach at least
+    looks: Sequence[int]  # which of the rows guess what comes next, by index
     # Of a tree's nodes, for each row: the places of the positions from `branch_at` on, its own the
     # last. None: rows lie at their positions.
     branch_at: int | None = None
     paths: Sequence[Sequence[int]] = ()
 
 
-def lay_out(pieces: Sequence[HeadRows]) -> tuple[ForwardInput, Tensor]:
-    """Flatten requests' rows: the step, and the states that it reads [N, I]."""
+def lay_out(pieces: Sequence[RequestRows]) -> ForwardInput:
+    """Flatten requests' rows to a step on the host."""
     counts = [len(piece.tokens) for piece in pieces]
     starts = np.concatenate([[0], np.cumsum(counts)])
     tables = np.zeros((len(pieces), max(len(piece.blocks) for piece in pieces)), np.int64)
@@ -40,7 +38,7 @@ def lay_out(pieces: Sequence[HeadRows]) -> tuple[ForwardInput, Tensor]:
         start + look for start, piece in zip(starts, pieces, strict=False) for look in piece.looks
     ]
     positions = np.array([each for piece in pieces for each in piece.positions], np.int64)
-    step = ForwardInput(
+    return ForwardInput(
         token_ids=torch.tensor([each for piece in pieces for each in piece.tokens]),
         positions=torch.from_numpy(positions),
         starts=torch.from_numpy(starts),
@@ -52,12 +50,10 @@ def lay_out(pieces: Sequence[HeadRows]) -> tuple[ForwardInput, Tensor]:
         if any(piece.branch_at is not None for piece in pieces)
         else None,
     )
-    inputs = [piece.inputs for piece in pieces]
-    return step, inputs[0] if len(inputs) == 1 else torch.cat(inputs)
 
 
 def _tree(
-    pieces: Sequence[HeadRows], positions: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    pieces: Sequence[RequestRows], positions: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 ) -> TreeRows:
     places, branch_at = positions.copy(), positions + 1
     depth = max(len(path) for piece in pieces for path in piece.paths or [()])
